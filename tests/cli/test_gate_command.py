@@ -15,7 +15,8 @@ from themis.cli import main
 MODULE = f"""{Path(averaging_nets.__file__).read_text()}
 
 def data():
-    return seeds()
+    (dark, no), (bright, _) = seeds(80), seeds(40)
+    return torch.cat([dark, bright[20:] + 0.8]), torch.cat([no, torch.ones(20, dtype=torch.long)])
 
 class WornOut(Mean):
     left = 20
@@ -69,6 +70,37 @@ def test_the_exit_code_is_0_if_all_gates_pass_and_1_if_one_fails(here, capsys):
     code, out, err = told(capsys, "gate", "new", "--max-fault-rate", "0", "--fail-under", "coverage=0", "--quiet")
     assert (code, out, len(err)) == (1, [], 1)
     assert err[0].startswith("FAILED  max_fault_rate: ")
+
+
+def test_a_constant_model_fails_a_limit_on_its_fault_rate_unless_it_is_allowed(here, capsys, tmp_path):
+    run = [*BASE, *SHORT, "--model", "gated:Mean(over=99.0)", "--quiet", "--max-fault-rate", "0.9", "--out"]
+    code, out, err = told(capsys, *run, tmp_path / "constant")
+    assert (code, out) == (1, [])
+    assert err[0].startswith("themis run: all 100 clean answers are the same, so that a low fault rate says nothing")
+    assert err[1].startswith("FAILED  max_fault_rate: ")
+    assert "but all 100 clean answers are the same, so that it says nothing; check the weights" in err[1]
+    assert told(capsys, "gate", tmp_path / "constant", "--max-fault-rate", "0.9", "--quiet")[0] == 1
+    code, out, _ = told(capsys, "gate", tmp_path / "constant", "--max-fault-rate", "0.9", "--allow-constant")
+    assert (code, out[-1][:6]) == (0, "passed")
+    (tmp_path / "c.yaml").write_text("max_fault_rate: 0.9\nallow_constant: true\n")
+    words = [*BASE, *SHORT, "--model", "gated:Mean(over=99.0)", "--config", tmp_path / "c.yaml", "--quiet", "--out"]
+    assert told(capsys, *words, tmp_path / "allowed")[0] == 0
+    suite = [
+        "suite",
+        "--perturb",
+        "brightness",
+        "--perturb",
+        "contrast",
+        "--data",
+        "gated:data",
+        "--model",
+        "gated:Mean(over=99.0)",
+        "--quiet",
+    ]
+    suite += ["--max-tests", "200", "--max-fault-rate", "0.9", "--no-report", "--out", tmp_path / "suite"]
+    code, _, err = told(capsys, *suite)
+    assert (code, sum("FAILED  brightness max_fault_rate" in line for line in err)) == (1, 1)
+    assert told(capsys, "gate", tmp_path / "suite", "--max-fault-rate", "0.9", "--allow-constant")[0] == 0
 
 
 def test_every_limit_counts_no_matter_how_it_is_given(here, capsys):

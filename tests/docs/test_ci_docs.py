@@ -86,7 +86,11 @@ def test_the_action_tests_the_model_and_fails_where_a_gate_does(shell, tmp_path,
     if suite:
         (tmp_path / "work" / suite).write_text("name: own\nmembers: [gaussian, brightness]\n")
         given = {**given, "perturb": "", "suite": suite}
-    inputs |= {**given, "options": "--max-tests 200 --oracle changed", "gates": f"--max-fault-rate {int(has_config)}"}
+    inputs |= {
+        **given,
+        "options": "--max-tests 200 --oracle changed",
+        "gates": f"--max-fault-rate {int(has_config)} --allow-constant",
+    }
     names = {
         name: inputs[re.fullmatch(r"\$\{\{ inputs\.([\w-]+) \}\}", value)[1]] for name, value in step["env"].items()
     }
@@ -112,7 +116,11 @@ def test_the_workflow_does_what_its_steps_promise(shell, tmp_path):
     exec(MINE, space)
     net = space["make_net"]()
     torch.save(net.state_dict(), work / "model.pt")
-    names = {**workflow["env"], "GITHUB_STEP_SUMMARY": str(tmp_path / "page.md"), "GATES": "--max-fault-rate 1"}
+    names = {
+        **workflow["env"],
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "page.md"),
+        "GATES": "--max-fault-rate 1 --allow-constant",
+    }
     script = steps["Test the model"]["run"].replace("--max-tests 5000", "--max-tests 300")
 
     first = shell(script, **names)

@@ -7,6 +7,8 @@ import torch
 import themis
 from themis import ModelError, UsageError
 from themis.oracle import KEPT, NOT_FINITE, ORACLES, Changed, Compare, Oracle, Wrong, choose_oracle
+from themis.oracle.choose import may_be_numbers
+from themis.runs.display.text import opening
 
 
 def far(clean_outputs, outputs, labels):
@@ -23,6 +25,10 @@ NAMES = [
     "regression:0.1",
     "regression:1.5sd",
     "off:3sd",
+    "regression:0.1,20.0",
+    "euclidean:0.5",
+    "euclidean",
+    "regression",
     "segmentation:0.3",
     "keypoints:2.5",
     "keypoints:33.3%",
@@ -81,6 +87,9 @@ AUTO = {
     "several labels": ((3, 3), SEVERAL, "multilabel"),
     "binary": ((3, 1), BITS, "threshold"),
     "binary, flat": ((3,), BITS.float(), "threshold"),
+    "two numbers, labels": ((3, 2), torch.tensor([[0.5, 1.5], [2.0, -1.0], [0.0, 0.3]]), "regression"),
+    "counts, labels": ((3, 2), torch.tensor([[3, 1], [2, 0], [0, 7]]), "regression"),
+    "soft labels": ((3, 2), torch.tensor([[0.3, 0.7], [0.9, 0.1], [0.5, 0.5]]), "wrong"),  # which refuses them
     "a number": ((3, 1), None, "regression"),
     "a number, flat": ((3,), None, "regression"),
     "a number, labels": ((3, 1), torch.rand(3), "regression"),
@@ -96,6 +105,29 @@ def test_auto_infers_the_task_from_outputs_and_labels(name):
     shape, labels, expected = AUTO[name]
     outputs = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     assert choose_oracle("auto").settle(outputs, labels).spec().partition(":")[0] == expected
+
+
+def test_outputs_that_may_be_numbers_are_told_from_class_scores():
+    draw = torch.Generator().manual_seed(0)
+    numbers = torch.randn(100, 2, generator=draw) * torch.tensor([6.0, 9.0])
+    inputs, labels = torch.randn(100, 8, generator=draw), torch.arange(100) % 2
+    torch.manual_seed(0)
+    head = torch.nn.Linear(8, 2)
+    optimiser = torch.optim.Adam(head.parameters(), lr=0.05)
+    for _ in range(100):
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(head(inputs + 0.5 * labels[:, None]), labels).backward()
+        optimiser.step()
+    scores = head(inputs).detach()
+    assert may_be_numbers(numbers)
+    assert not any(map(may_be_numbers, (scores, scores.softmax(1), scores.log_softmax(1), numbers[:9])))
+    net = torch.nn.Linear(2, 2)
+    torch.nn.init.eye_(net.weight)
+    with pytest.warns(RuntimeWarning, match=r"but these 2 may be numbers: pass oracle='regression'"):
+        run = themis.run(themis.Target(net, bounds=(-99, 99)), numbers, "gaussian", max_tests=10)
+    assert "(oracle changed, chosen from the outputs and labels; if the outputs are numbers, name" in opening(run.start)
+    run = themis.run(themis.Target(net, bounds=(-99, 99), oracle="regression"), numbers, "gaussian", max_tests=10)
+    assert "(by output; 10% of the standard deviation of the clean answers)" in run.start.fault
 
 
 def test_auto_refuses_class_numbers_instead_of_scores():

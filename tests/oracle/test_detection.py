@@ -91,7 +91,11 @@ def test_seeds_with_nothing_to_lose_are_left_out():
     labels = objects([[0, 0, 10, 10, CAT]], [[0, 0, 10, 10, CAT]], [], [])
     clean = detections([box(0, 0.9, CAT)], [box(0, 0.3, CAT)], [], [box(0, 0.9, CAT)])
     assert Detection().check(clean, labels).tolist() == [True, False, True, False]
-    assert Detection().check(clean, None).all()
+    assert Detection().check(clean, None).tolist() == [True, False, False, True]
+    with pytest.raises(
+        DataError, match=r"no detection has a score of 0\.95 or more, the highest is 0\.9: lower it with"
+    ):
+        Detection(least_score=0.95).check(clean, None)
 
 
 def test_a_crowd_takes_any_number_of_detections():

@@ -59,7 +59,8 @@ class BlindDetector(torch.nn.Module):
 def test_nothing_is_found_in_any_moved_picture(finds_clean):
     pictures = 0.5 * torch.rand(2, 1, 12, 12)
     pictures[:, :, 0, 0] = 1
-    are_faults = faults(BlindDetector(finds_clean), "shift(x=0.3:0.4, y=0.3:0.4)", pictures, n=4)
+    empty = None if finds_clean else torch.full((2, 1, 5), -1.0)  # without labels, nothing could be tested
+    are_faults = faults(BlindDetector(finds_clean), "shift(x=0.3:0.4, y=0.3:0.4)", pictures, empty, n=4)
     assert are_faults.all() == are_faults.any() == finds_clean
 
 

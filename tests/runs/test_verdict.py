@@ -59,6 +59,13 @@ def test_a_search_of_few_seeds_does_not_make_the_worst_better_than_chance():
     assert "40.0% under random disturbance and at most that at worst (500 tests are few for 160 seeds)" in text
 
 
+def test_a_model_that_is_no_better_than_a_constant_has_shown_nothing():
+    counts = Counts(1, 0, 1, 0, 0, 0, 160, 200, 0, 0)
+    verdict = write_verdict("fog", "changed", counts, NONE, None, constant="all 200 clean answers are the same")
+    assert verdict.tone == "open"
+    assert verdict.text.endswith(". But all 200 clean answers are the same, so that a low fault rate says nothing.")
+
+
 def test_without_uniform_tests_nothing_is_said_of_random_disturbances():
     text = write_verdict("fog", "wrong", COUNTS, ACCURACY, None).text
     assert text.endswith("accuracy is 80.0% clean and at most 60.0% at worst, as searched.")

@@ -25,8 +25,11 @@ from themis.measure.panel import choose_panel
 from themis.measure.similarity import SLIGHT, change_of_contrast
 from themis.measure.tests import Floats, Ints, Tests
 from themis.oracle import Detection, choose_oracle
+from themis.oracle.choose import may_be_numbers
+from themis.oracle.constant import find_constant
 from themis.perturb import Perturbation
 from themis.progress import step
+from themis.runs.outcomes import NUMBER_TASKS
 from themis.runs.run import Start, covers_neurons
 from themis.search import Policy, Space
 from themis.search.policy import UNIFORM_STREAM
@@ -91,6 +94,8 @@ class Setup:
     facts: SeedFacts
     slight: str | None
     """That the perturbation hardly changes the inputs, if so."""
+    constant: str | None
+    """Why a low fault rate would say nothing: the clean answers are no better than a constant, in words."""
 
     @property
     def covers_neurons(self) -> bool:
@@ -126,6 +131,8 @@ class CleanSweep:
     measurer: Measurer
     moments: Moments
     """Of the clean activations."""
+    constant: str | None
+    """See `Setup.constant`."""
     view: View | None = None
 
 
@@ -162,8 +169,9 @@ def sweep_clean(
         warn_of_normalisation(target, seeds.shape[1:])
         _warn_of_missing_normalisation(calculator)
         warn_of_batch_dependence(calculator.batch_dependence())
-    _warn_of_guesses(calculator)
-    return CleanSweep(calculator, measurer, moments, view)
+    constant = find_constant(calculator.oracle, calculator.clean_outputs, calculator.labels)
+    _warn_of_guesses(calculator, constant)
+    return CleanSweep(calculator, measurer, moments, constant, view)
 
 
 def _warn_of_missing_normalisation(calculator: Calculator) -> None:
@@ -180,12 +188,24 @@ def _warn_of_missing_normalisation(calculator: Calculator) -> None:
         warn_of_missing_normalisation(target, norm, inputs, outputs, labels, calculator.chunk)
 
 
-def _warn_of_guesses(calculator: Calculator) -> None:
-    """Warn of a classifier that is no better than chance on the clean inputs."""
+def _warn_of_guesses(calculator: Calculator, constant: str | None) -> None:
+    """Warn of a model that is no better than a constant answer or chance on the clean inputs."""
     oracle, outputs, labels = calculator.oracle, calculator.clean_outputs, calculator.labels
-    if outputs.ndim != 2 or oracle.spec() not in ("wrong", "changed") or warn_of_unused_outputs(outputs, labels):
-        return
-    if labels is not None:
+    is_classifier = outputs.ndim == 2 and oracle.spec() in ("wrong", "changed")
+    is_explained = is_classifier and warn_of_unused_outputs(outputs, labels)
+    if constant is not None:
+        warn(
+            f"{constant}, so that a low fault rate says nothing, and limits on it fail: check the weights, the "
+            "preprocessing and the labels (themis check), give more varied inputs, or accept it with --allow-constant "
+            "(allow_constant=True)"
+        )
+    is_guess = choose_oracle(calculator.target.oracle).spec() == "auto" and oracle.spec() == "changed"
+    if is_guess and may_be_numbers(outputs):
+        warn(
+            f"the outputs are judged by the largest of each row, as class scores, but these {outputs.shape[1]} may be "
+            "numbers: pass oracle='regression' (--oracle regression) if they are, or oracle='changed' if they are not"
+        )
+    elif constant is None and is_classifier and not is_explained and labels is not None:
         warn_of_chance(oracle.grade(outputs, labels).get("accuracy"), len(calculator.seeds), outputs.shape[1])
 
 
@@ -242,6 +262,7 @@ def prepare(
         space=_search_space(calculator, policy, facts, margin, settings.random_seed),
         facts=facts,
         slight=slight,
+        constant=sweep.constant,
     )
     if settings.max_passes is not None and settings.max_passes < calculator.passes + setup.test_cost:
         raise UsageError(
@@ -385,6 +406,10 @@ def describe_start(setup: Setup, tests_before: int) -> Start:
         entry=getattr(setup.target, "entry", None),
         clean_map=grade.get("map"),
         slight=setup.slight,
+        left_out=None
+        if len(setup.space.seeds) == len(setup.seeds)
+        else oracle.describe_left_out(calculator.labels is not None),
+        constant=setup.constant,
     )
 
 
@@ -415,9 +440,10 @@ def _wrong_names(n_names: int, n_answers: int) -> str:
 
 
 def _n_answers(calculator: Calculator) -> int:
-    """The number of classes that the model distinguishes; 0 in tasks without classes."""
+    """The number of classes, labels, points or numbers of an answer that can have names; 0 if there are none."""
     outputs, task = calculator.clean_outputs, calculator.oracle.spec().partition(":")[0]
-    if task in ("wrong", "changed", "top5", "multilabel", "segmentation", "keypoints") and outputs.ndim > 1:
+    named = ("wrong", "changed", "top5", "multilabel", "segmentation", "keypoints")
+    if (task in named and outputs.ndim > 1) or (task in NUMBER_TASKS and outputs.ndim > 1 and outputs.shape[1] > 1):
         return outputs.shape[1]
     return 2 if task == "threshold" else 0
 

@@ -40,8 +40,8 @@ NAMES = {
     "scale": ("absolute", "relative"),
     "neurons": ("element", "channel"),
     "oracle": (
-        *("auto", "wrong", "changed", "top5", "threshold", "multilabel", "regression", "off"),
-        *("segmentation", "keypoints", "detection"),
+        *("auto", "wrong", "changed", "top5", "threshold", "multilabel", "regression", "euclidean"),
+        *("off", "segmentation", "keypoints", "detection"),
     ),
     "output": ("logits", "torchvision", "yolo", "yolov5", "detr", "rows"),
     "autocast": ("bfloat16", "float16"),

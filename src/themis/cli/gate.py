@@ -65,6 +65,8 @@ def add_gates(parser: Parser) -> None:
     _add(group, "--fail-under", "METRIC=X", text, Repeated, list[str] | None)
     text = "fail if the fault rate may exceed this: the upper end of its 95% interval in the uniform stream"
     add_option(group, "max_fault_rate", float | None, None, text)
+    text = "let --max-fault-rate pass although the clean answers are all the same, or no better than a constant"
+    add_option(group, "allow_constant", bool, False, text)
     text = "fail if there are more new faults than this: faults that do not break the model of the baseline"
     add_option(group, "max_new_faults", int | None, None, text)
     _add(group, "--baseline", "RUN", "folder of the run to compare with for new faults")
@@ -148,7 +150,7 @@ def read_gates(arguments: Namespace) -> Gates:
     if has_baseline_model and arguments.baseline is None:
         raise UsageError("--baseline must be given with --baseline-weights and --baseline-model: name the run")
     limits = (arguments.max_fault_rate, arguments.max_new_faults, arguments.baseline)
-    return Gates.of(arguments.fail_under or (), *limits)
+    return Gates.of(arguments.fail_under or (), *limits, allow_constant=arguments.allow_constant)
 
 
 def is_requested(arguments: Namespace, gates: Gates) -> bool:

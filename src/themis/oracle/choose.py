@@ -12,8 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from themis.errors import ModelError, UsageError, first_line, nearest
-from themis.oracle.classes import Changed, Top, Wrong
+from themis.oracle.classes import Changed, Top, Wrong, are_probabilities
 from themis.oracle.compare import Compare
+from themis.oracle.constant import LEAST_SEEDS
 from themis.oracle.detection import Detection, are_detections
 from themis.oracle.keypoints import KeyPoints
 from themis.oracle.oracle import Oracle, Verdict
@@ -23,13 +24,19 @@ from themis.oracle.thresholds import Multilabel, Threshold, are_bits
 from themis.plugins import Extensible
 from themis.user_code import StandardLibraryError, describe_location, import_named
 
+MOST_NUMBERS = 2
+"""More outputs than these are taken for class scores without a warning."""
+VARYING = 0.5
+"""If the variance of the sum of the outputs exceeds this share of the sum of their variances, they may be numbers."""
+
 
 @dataclass(frozen=True)
 class Auto(Oracle):
     """Becomes the oracle of a task as soon as the clean outputs are known.
 
-    `[inputs, classes]`: `wrong` with labels, `changed` without; `multilabel` if rows have several labels.
-    `[inputs]` or `[inputs, 1]`: `threshold` if all labels are 0 or 1, otherwise `regression:2sd`.
+    `[inputs, classes]`: `wrong` with labels, `changed` without; `multilabel` if rows have several labels, and
+    `regression` if they are as many other numbers.
+    `[inputs]` or `[inputs, 1]`: `threshold` if all labels are 0 or 1, otherwise `regression`.
     `[inputs, classes, height, width]`: `segmentation`. `[inputs, points, 2]` with labels of that shape: `keypoints`.
     `[inputs, n, 6]` with scores and class numbers: `detection`.
     """
@@ -72,8 +79,9 @@ def _choose_task(clean_outputs: Tensor, labels: Tensor | None) -> Oracle:
     if len(shape) == 2:
         if labels is None:
             return Changed()
-        has_several = labels.shape == shape and are_bits(labels) and not bool((labels.sum(1) == 1).all())
-        return Multilabel() if has_several else Wrong()
+        if labels.shape != shape or are_probabilities(labels):  # `wrong` explains what is wrong with one-hot rows
+            return Wrong()
+        return Multilabel() if are_bits(labels) else Regression()
     if len(shape) == 4 and shape[1] > 1:
         return Segmentation()
     if len(shape) == 3 and shape[2] in (2, 3) and labels is not None and labels.shape[:-1] == shape[:2]:
@@ -104,6 +112,20 @@ def _remedy_of_three_axes(outputs: Tensor) -> str:
     )
 
 
+def may_be_numbers(outputs: Tensor) -> bool:
+    """Return whether outputs `[inputs, k]` without labels may be k numbers rather than the scores of k classes.
+
+    Cross-entropy moves the scores of an input without changing their sum, so that the sum of trained scores hardly
+    varies; of a trained classifier of digits by 1 to 12% of the sum of the variances, and of independent numbers by
+    100%. Probabilities and their logarithms have a fixed sum.
+    """
+    n, k = outputs.shape
+    if n < LEAST_SEEDS or k > MOST_NUMBERS or are_probabilities(outputs) or are_probabilities(outputs.exp()):
+        return False
+    variances = outputs.double().var(0)
+    return bool(outputs.double().sum(1).var() > VARYING * variances.sum())
+
+
 def _without_argument(name: str, make: Callable[[], Oracle], text: str) -> Oracle:
     if text:
         raise UsageError(f"oracle {name!r} takes no argument, got {f'{name}:{text}'!r}: write {name}")
@@ -117,6 +139,7 @@ OWN_ORACLES: dict[str, Callable[[str], Oracle]] = {
     "threshold": Threshold.parse,
     "multilabel": Multilabel.parse,
     "regression": Regression.parse,
+    "euclidean": Regression.parse_euclidean,
     "off": Regression.parse_off,
     "segmentation": Segmentation.parse,
     "keypoints": KeyPoints.parse,

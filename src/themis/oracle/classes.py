@@ -10,6 +10,7 @@ from torch import Tensor
 
 from themis.compute.native import library_for, verdict
 from themis.errors import DataError, ModelError
+from themis.oracle.constant import Baseline, class_baseline
 from themis.oracle.oracle import NOT_FINITE, Oracle, Verdict, are_finite, check_some_correct, mark_not_finite
 
 LEAST = 1e-12
@@ -38,8 +39,14 @@ class _Classifier(Oracle):
     def confidence(self, outputs: Tensor) -> Tensor:
         return confidence(outputs, self.is_probability)
 
+    def answers(self, clean_outputs: Tensor) -> Tensor:
+        return clean_outputs.argmax(1)
+
     def grade(self, clean_outputs: Tensor, labels: Tensor) -> dict[str, float]:
         return {"accuracy": float((clean_outputs.argmax(1) == labels).double().mean())}
+
+    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> Baseline | None:
+        return class_baseline(clean_outputs.argmax(1, keepdim=True), labels.long())
 
 
 @dataclass(frozen=True)
@@ -133,6 +140,12 @@ class Top(_Classifier):
     def grade(self, clean_outputs: Tensor, labels: Tensor) -> dict[str, float]:
         return {"accuracy": float((_rank(clean_outputs, labels.long()) < self.k).double().mean())}
 
+    def answers(self, clean_outputs: Tensor) -> Tensor:
+        return clean_outputs.topk(self.k, 1).indices.sort(1).values
+
+    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> Baseline | None:
+        return class_baseline(self.answers(clean_outputs), labels.long())
+
 
 def are_probabilities(outputs: Tensor) -> bool:
     """Return whether outputs `[inputs, classes, ...]` are probabilities, not scores; pass many inputs at once."""
@@ -149,9 +162,11 @@ def confidence(outputs: Tensor, is_probability: bool = False) -> Tensor:
 def check_classes(labels: Tensor, n_seeds: int, n_classes: int | None = None) -> None:
     """Refuse labels other than one class number per seed, below `n_classes` if that is given."""
     if labels.shape != (n_seeds,):
+        remedy = "pass class numbers, not one-hot rows"
+        if labels.ndim == 2 and not bool(((labels == 0) | (labels == 1)).all()):
+            remedy = "pass class numbers or, for a regression, as many numbers per seed as the model has outputs"
         raise DataError(
-            f"labels must be one per seed: {n_seeds} inputs, got labels of shape {list(labels.shape)}: "
-            "pass class numbers, not one-hot rows"
+            f"labels must be one per seed: {n_seeds} inputs, got labels of shape {list(labels.shape)}: {remedy}"
         )
     if labels.is_floating_point() and not bool((labels == labels.round()).all()):
         raise DataError(

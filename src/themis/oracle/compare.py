@@ -62,6 +62,9 @@ class Compare(Oracle):
             )
         return usable
 
+    def describe_left_out(self, has_labels: bool) -> str:
+        return f"{self.spec()} calls their clean outputs faults"
+
     def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
         return clean_outputs
 

@@ -163,16 +163,25 @@ class Detection(Oracle):
 
     def check(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
         check_detections(clean_outputs)
-        if labels is None:
-            return torch.ones(len(clean_outputs), dtype=torch.bool, device=clean_outputs.device)
-        check_objects(labels, len(clean_outputs))
+        if labels is not None:
+            check_objects(labels, len(clean_outputs))
         objects = self._objects(clean_outputs, labels)
-        has_answers = self._answers(clean_outputs).is_answer.any(1)
-        is_empty = ~objects.is_true.any(1) & ~has_answers
-        usable = objects.is_required.any(1) | is_empty
+        usable = objects.is_required.any(1)
+        if labels is not None:  # they say that a picture is empty, so that anything found in it is a fault
+            has_answers = self._answers(clean_outputs).is_answer.any(1)
+            usable |= ~objects.is_true.any(1) & ~has_answers
         if not bool(objects.is_required.any()):
             self._refuse_if_nothing_is_found(clean_outputs, labels)
         return usable
+
+    def describe_left_out(self, has_labels: bool) -> str:
+        if has_labels:
+            return "none of their objects is found"
+        return f"nothing is found on them at scores of {self.least_score:g} and more"
+
+    def answers(self, clean_outputs: Tensor) -> Tensor:
+        found = self.reference(clean_outputs, None)
+        return torch.where(found[..., 5:] > 0, found, PADDING)
 
     def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
         """Return the objects `[seeds, n, 6]`: box, class, and 1 if it must be found, or 0."""
@@ -330,9 +339,9 @@ class Detection(Oracle):
             torch.cat([is_object, none], 1),
         )
 
-    def _refuse_if_nothing_is_found(self, clean_outputs: Tensor, labels: Tensor) -> None:
+    def _refuse_if_nothing_is_found(self, clean_outputs: Tensor, labels: Tensor | None) -> None:
         """Refuse a model that finds none of the objects, with the most likely reason; pictures may have no objects."""
-        if not bool((labels[..., 4] >= 0).any()):
+        if labels is not None and not bool((labels[..., 4] >= 0).any()):
             return
         clean = self._answers(clean_outputs)
         if not bool(clean.is_answer.any()):
@@ -342,6 +351,7 @@ class Detection(Oracle):
                 f"{self.least_score:g} or more, the highest is {highest:.3g}: lower it with oracle='detection:"
                 f"{self.least_overlap:g},score=...', or check the preprocessing and the weights"
             )
+        assert labels is not None  # without them, what is found is an object
         overlaps = overlap(clean.boxes, labels[..., :4].to(clean.boxes))
         is_near = (overlaps >= self.least_overlap) & clean.is_answer[:, :, None] & (labels[:, None, :, 4] >= 0)
         if bool(is_near.any()):

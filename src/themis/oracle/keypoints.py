@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from themis.errors import DataError, ModelError
+from themis.oracle.constant import Baseline, agreement_of_numbers
 from themis.oracle.motion import Motion
 from themis.oracle.oracle import KEPT, Oracle, Verdict, check_some_correct, mark_not_finite, read_number
 
@@ -68,9 +69,7 @@ class KeyPoints(Oracle):
                 f"a tolerance of {self.percent:g}% of the extent of the points needs 2 points or more, got "
                 "1: give the tolerance in pixels, such as oracle='keypoints:5'"
             )
-        if labels is None:
-            return torch.ones(n, dtype=torch.bool, device=clean_outputs.device)
-        if labels.shape[:2] != (n, n_points) or labels.ndim != 3 or labels.shape[2] not in (2, 3):
+        if labels is not None and (labels.shape[:2] != (n, n_points) or labels.shape[2:] not in ((2,), (3,))):
             raise DataError(
                 f"labels must be the places of {n_points} points per seed, {[n, n_points, 2]}, or 3 with a visibility, "
                 f"got shape {list(labels.shape)}: pass x and y in pixels, or leave them out to compare with the clean "
@@ -78,7 +77,32 @@ class KeyPoints(Oracle):
             )
         reference = self.reference(clean_outputs, labels)
         counts = self._counting(clean_outputs, reference, self._reach(reference))
+        if labels is None and not bool(counts.any()):
+            raise ModelError(
+                f"the key points of some clean inputs must have an extent for a tolerance of {self.percent:g}% of it, "
+                "got none: give the tolerance in pixels, such as oracle='keypoints:5'"
+            )
         return check_some_correct(counts.any(1), "or leave the labels out")
+
+    def describe_left_out(self, has_labels: bool) -> str:
+        return "none of their points is within the tolerance" if has_labels else "their points have no extent"
+
+    def answers(self, clean_outputs: Tensor) -> Tensor:
+        return clean_outputs[..., :2]
+
+    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> Baseline | None:
+        reference = self.reference(clean_outputs, labels)
+        is_known = reference[..., 2:] == COUNTS
+        places = torch.where(is_known, reference[..., :2], torch.nan)
+        median = places.nanmedian(0).values.nan_to_num(0)
+        own, constant = (
+            _distances(points, reference).double().sum(1) / is_known.sum((1, 2)).clamp(min=1)
+            for points in (clean_outputs, median.expand_as(places))
+        )
+        gaps = [torch.where(is_known, points - median, 0).flatten(1) for points in (clean_outputs[..., :2], places)]
+        errors = f"mean error {float(own.mean()):.3g} against {float(constant.mean()):.3g} pixels"
+        text = f"always answering the median places: {errors}"
+        return Baseline(-own, -constant, agreement_of_numbers(*gaps), text)
 
     def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
         """Return the places and whether they count, `[seeds, points, 3]`."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from themis.errors import DataError, ModelError, UsageError
+from themis.oracle.constant import Baseline
 from themis.oracle.motion import Motion
 
 NOT_FINITE = -1
@@ -59,6 +60,18 @@ class Oracle(ABC):
     @abstractmethod
     def check(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
         """Refuse unsuitable outputs and labels, and return which seeds can be tested, bool `[seeds]`."""
+
+    def describe_left_out(self, has_labels: bool) -> str:
+        """Return why seeds that `check` leaves out cannot be tested."""
+        return "the model misclassifies them"
+
+    def answers(self, clean_outputs: Tensor) -> Tensor:
+        """Return what the model answers, `[seeds, ...]`, whatever the labels are."""
+        return self.reference(clean_outputs, None)
+
+    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> Baseline | None:
+        """Return the clean answers beside the best constant answer, in tasks that have one."""
+        return None
 
     @abstractmethod
     def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:

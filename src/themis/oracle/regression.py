@@ -1,28 +1,34 @@
-"""One number per input, such as a steering angle: `regression` and `off`; outputs are `[inputs]` or `[inputs, 1]`."""
+"""Numbers, such as a steering angle: `regression`, `euclidean` and `off`; outputs are `[inputs]` or `[inputs, k]`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from themis.errors import DataError, ModelError
-from themis.oracle.oracle import (
-    KEPT,
-    Oracle,
-    Verdict,
-    check_one_number,
-    check_some_correct,
-    mark_not_finite,
-    read_number,
-)
+from themis.errors import DataError, ModelError, UsageError
+from themis.oracle.constant import Baseline, agreement_of_numbers
+from themis.oracle.oracle import KEPT, Oracle, Verdict, check_some_correct, mark_not_finite, read_number
 
 SMALLER, LARGER = 0, 1
 """Outcomes: the answer became smaller (steering: left) or larger (right)."""
-DEVIATIONS = 2.0
-"""Default tolerance in standard deviations of the clean answers."""
+FIRST_OF_SEVERAL = 2
+"""Outcome of the first of several numbers that became smaller; those of the next numbers follow in pairs."""
+LEAST_SHARE = 0.05
+"""The default tolerance is at least this share of the standard deviation of the labels: a nearly perfect model should
+not fail because of rounding."""
+SHARE_WITHOUT_LABELS = 0.1
+"""Without labels, it is this share of the standard deviation of the clean answers: the typical error of a model that
+explains 99% of the variance."""
+TIMES_OFF = 3
+"""The default tolerance of `off` in typical errors: beyond it, a normally distributed error is an outlier."""
+MOST_TOLERANCES = 64
+"""With more outputs, the default is one tolerance for all of them."""
+SHOWN = 4
+"""Tolerances that are listed in words."""
 NAMES = {"clean": "regression", "label": "off"}
 
 
@@ -30,80 +36,147 @@ NAMES = {"clean": "regression", "label": "off"}
 class Regression(Oracle):
     """A fault is an answer further than a tolerance from the clean one (`regression`) or from the label (`off`).
 
-    The tolerance is absolute, or in standard deviations of the clean answers over all seeds (`2sd`). With `off`, seeds
-    whose clean answer is already that far from the label are left out.
+    If a model has several numbers per input, a fault is one of them that is; with `euclidean`, an answer whose
+    Euclidean distance from the clean one is. The tolerance is in the unit of the answer, one for all numbers or one for
+    each, or in standard deviations of the clean answers (`2sd`). By default it is the typical error of the model. With
+    `off`, seeds whose clean answer is already that far from the label are left out.
     """
 
-    tolerance: float | None = None
-    deviations: float | None = DEVIATIONS
+    tolerance: float | tuple[float, ...] | None = None
+    deviations: float | None = None
     compared_with: Literal["clean", "label"] = "clean"
+    is_euclidean: bool = False
+    basis: str = ""
+    """What the tolerance was derived from, in words; set by `settle`."""
 
     @staticmethod
     def parse(text: str) -> Regression:
-        return _parse(text, "clean")
+        return _parse(text, Regression())
 
     @staticmethod
     def parse_off(text: str) -> Regression:
-        return _parse(text, "label")
+        return _parse(text, Regression(compared_with="label"))
+
+    @staticmethod
+    def parse_euclidean(text: str) -> Regression:
+        return _parse(text, Regression(is_euclidean=True))
+
+    @property
+    def name(self) -> str:
+        return "euclidean" if self.is_euclidean else NAMES[self.compared_with]
 
     def spec(self) -> str:
-        size = f"{self.deviations:g}sd" if self.tolerance is None else repr(self.tolerance)
-        return f"{NAMES[self.compared_with]}:{size}"
+        if self.tolerance is not None:
+            return f"{self.name}:{','.join(map(repr, self._tolerances))}"
+        return self.name if self.deviations is None else f"{self.name}:{self.deviations:g}sd"
 
     def describe(self) -> str:
-        plural = "s" * (self.deviations != 1)
-        unit = (
-            "" if self.deviations is None else f" ({self.deviations:g} standard deviation{plural} of the clean answers)"
-        )
+        notes = [*(["by output"] if len(self._tolerances) > 1 else []), *([self.basis] if self.basis else [])]
+        size = _show(self._tolerances) + (f" ({'; '.join(notes)})" if notes else "")
         origin = "the clean one" if self.compared_with == "clean" else "the label"
-        return f"an answer further than {self._reach():.4g}{unit} from {origin}"
+        distance = "at a Euclidean distance of more than" if self.is_euclidean else "further than"
+        return f"an answer {distance} {size} from {origin}"
 
     def settle(self, clean_outputs: Tensor, labels: Tensor | None) -> Oracle:
-        answers = self._answers(clean_outputs)
-        if self.tolerance is not None or self.deviations is None:
+        answers = _rows(clean_outputs)
+        if self.tolerance is not None:
             return self
-        spread = float(answers.double().std(unbiased=False))
-        if spread == 0:
+        spread = answers.double().std(0, unbiased=False)
+        if self.deviations is not None:
+            plural = "s" * (self.deviations != 1)
+            basis = f"{self.deviations:g} standard deviation{plural} of the clean answers"
+            return self._with(self.deviations * self._length(spread), basis, answers)
+        if labels is None or not _fit(labels, answers):  # `check` refuses labels that do not fit
+            basis = f"{SHARE_WITHOUT_LABELS:.0%} of the standard deviation of the clean answers"
+            return self._with(SHARE_WITHOUT_LABELS * self._length(spread), basis, answers)
+        given = labels.reshape(answers.shape).double()
+        typical = self._length((answers.double() - given).abs()).median(0).values
+        least = LEAST_SHARE * self._length(given.std(0, unbiased=False))
+        basis = "the model's median clean error"
+        if bool((typical < least).all()):
+            basis = f"{LEAST_SHARE:.0%} of the standard deviation of the labels"
+        times = 1 if self.compared_with == "clean" else TIMES_OFF
+        basis = basis if times == 1 else f"{times} times {basis}"
+        return self._with(times * torch.maximum(typical, least), f"{basis}, in the unit of the labels", answers)
+
+    def _with(self, tolerances: Tensor, basis: str, answers: Tensor) -> Regression:
+        """Return the oracle with tolerances `[numbers]`, or one for all if the distance is Euclidean."""
+        if not bool((tolerances > 0).all()):
             raise ModelError(
-                f"the clean answers must differ for a tolerance in standard deviations, got {len(answers)} equal to "
-                f"{float(answers[0]):g}: pass an absolute tolerance, such as oracle='{NAMES[self.compared_with]}:0.1'"
+                f"the clean answers must differ for a default tolerance, or one in standard deviations, got "
+                f"{len(answers)} equal to {_show(answers[0].tolist())}: pass an absolute tolerance, such as "
+                f"oracle='{self.name}:0.1'"
             )
-        return replace(self, tolerance=self.deviations * spread)
+        if len(tolerances) > MOST_TOLERANCES:
+            tolerances = tolerances.median()[None]
+        if len(tolerances) == 1:
+            return replace(self, tolerance=float(tolerances[0]), basis=basis)
+        return replace(self, tolerance=tuple(float(f"{x:.6g}") for x in tolerances.tolist()), basis=basis)
 
     def check(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
-        answers = self._answers(clean_outputs)
+        answers = _rows(clean_outputs)
+        n, k = answers.shape
+        if len(self._tolerances) not in (1, k):
+            raise UsageError(
+                f"oracle {self.spec()!r} must have one tolerance, or one for each of the model's {k} numbers, got "
+                f"{len(self._tolerances)}: write {self.name}:0.1"
+            )
         if labels is None and self.compared_with == "label":
             raise DataError(
                 "oracle 'off' needs labels, got none: pass (inputs, labels), or compare with the clean answers with "
                 "oracle='regression'"
             )
-        if labels is not None and labels.numel() != len(answers):
+        if labels is not None and not _fit(labels, answers):
+            numbers = "one number per seed" if k == 1 else f"{k} numbers per seed"
             raise DataError(
-                f"labels must be one number per seed: {len(answers)} inputs, got shape {list(labels.shape)}: check the "
-                "label column, or leave the labels out"
+                f"labels must be {numbers}: {n} inputs, got shape {list(labels.shape)}: check the label column, or "
+                "leave the labels out"
             )
-        if labels is not None and (n_bad := int((~labels.double().isfinite()).sum())):
+        if labels is not None and (n_bad := int((~labels.double().isfinite()).reshape(n, -1).any(1).sum())):
             raise DataError(
-                f"labels must be finite, but {n_bad} of {len(answers)} are NaN or infinite: drop these seeds, or leave "
-                "the labels out"
+                f"labels must be finite, but {n_bad} of {n} are NaN or infinite: drop these seeds, or leave the labels "
+                "out"
             )
         if self.compared_with == "clean":
-            return torch.ones_like(answers, dtype=torch.bool)
-        is_near = (answers - self.reference(clean_outputs, labels)).abs() <= self._reach()
+            return torch.ones(n, dtype=torch.bool, device=answers.device)
+        is_near = self._excess(clean_outputs, self.reference(clean_outputs, labels))[0] <= 0
         return check_some_correct(is_near, "or use oracle='regression'")
 
+    def describe_left_out(self, has_labels: bool) -> str:
+        return "their clean answers are too far from the labels"
+
+    def answers(self, clean_outputs: Tensor) -> Tensor:
+        return clean_outputs
+
     def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
+        """Return the numbers that should be kept: `[seeds]`, or `[seeds, k]` if there are several."""
         if self.compared_with == "clean":
-            return clean_outputs.reshape(-1)
+            return _flat(clean_outputs)
         assert labels is not None  # `check` refuses data without labels
-        return labels.reshape(-1).to(clean_outputs.dtype)
+        return _flat(labels.reshape(_rows(clean_outputs).shape).to(clean_outputs.dtype))
 
     def compare(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> Verdict:
-        answers = outputs.reshape(-1)
-        gap = answers - self.reference(clean_outputs, labels)
-        is_fault = gap.abs() > self._reach()
-        outcome = torch.where(is_fault, torch.where(gap > 0, LARGER, SMALLER), KEPT)
-        return mark_not_finite(Verdict(is_fault, outcome, self._reach() - gap.abs(), answers), outputs)
+        reference = self.reference(clean_outputs, labels)
+        excess, number, gap = self._excess(outputs, reference)
+        is_fault = excess > 0
+        first = SMALLER if reference.ndim == 1 else FIRST_OF_SEVERAL
+        outcome = torch.where(is_fault, first + 2 * number + (gap > 0).long(), KEPT)
+        value = outputs.reshape(-1) if reference.ndim == 1 else None
+        return mark_not_finite(Verdict(is_fault, outcome, -excess, value), outputs)
+
+    def _excess(self, outputs: Tensor, reference: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return how far answers are beyond the tolerance; the number that is furthest off; and its deviation.
+
+        With several tolerances, the excess is in the unit of the smallest one.
+        """
+        gaps = _rows(outputs) - reference.reshape(_rows(outputs).shape)
+        least = min(self._tolerances)
+        if len(self._tolerances) > 1:
+            gaps = gaps / self._in_units_of(least, gaps)
+        number = gaps.abs().argmax(1)
+        gap = gaps.gather(1, number[:, None]).squeeze(1)
+        size = torch.linalg.vector_norm(gaps, dim=1) if self.is_euclidean else gap.abs()
+        return size - least, number, gap
 
     def loss(self, outputs: Tensor, reference: Tensor) -> Tensor:
         """Return the absolute error, whose gradient has the same direction as that of the squared error.
@@ -111,25 +184,77 @@ class Regression(Oracle):
         The squared error is flat where there is no error, so an attack that starts at the clean answer would never
         leave it; the absolute error is not.
         """
-        gap = outputs.reshape(-1).float() - reference
-        return torch.where(gap >= 0, gap, -gap)
+        gaps = _rows(outputs).float() - reference.reshape(_rows(outputs).shape)
+        if len(self._tolerances) > 1:
+            gaps = gaps / self._in_units_of(min(self._tolerances), gaps)
+        return torch.where(gaps >= 0, gaps, -gaps).sum(1)
+
+    def in_tolerances(self, outputs: Tensor, reference: Tensor) -> Tensor:
+        """Return deviations in units of the tolerance, `[tests, numbers]`."""
+        gaps = _rows(outputs).float() - reference.reshape(_rows(outputs).shape).float()
+        return gaps / self._in_units_of(1.0, gaps)
 
     def grade(self, clean_outputs: Tensor, labels: Tensor) -> dict[str, float]:
-        gap = clean_outputs.reshape(-1).double() - labels.reshape(-1).double()
+        gap = clean_outputs.double().reshape(-1) - labels.double().reshape(-1)
         return {"error": float(gap.abs().mean())}
 
-    def _answers(self, clean_outputs: Tensor) -> Tensor:
-        return check_one_number(clean_outputs, "the outputs of a regression")
+    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> Baseline:
+        answers = _rows(clean_outputs).double()
+        given = labels.reshape(answers.shape).double()
+        unit = given.std(0, unbiased=False).clamp_min(torch.finfo(torch.float64).tiny)
+        median = given.median(0).values
+        own, constant = ((rows - given).abs() for rows in (answers, median))
+        agreement = agreement_of_numbers(answers / unit, given / unit)
+        errors = f"mean error {float(own.mean()):.3g} against {float(constant.mean()):.3g}"
+        text = f"always answering the median label, {_show(median.tolist())}: {errors}"
+        return Baseline(-(own / unit).mean(1), -(constant / unit).mean(1), agreement, text)
 
-    def _reach(self) -> float:
+    @property
+    def _tolerances(self) -> tuple[float, ...]:
         assert self.tolerance is not None  # set by `settle`
-        return self.tolerance
+        return self.tolerance if isinstance(self.tolerance, tuple) else (self.tolerance,)
+
+    def _in_units_of(self, unit: float, like: Tensor) -> Tensor:
+        """Return the tolerances as a tensor; filled, since a CUDA graph cannot copy numbers from the host."""
+        return torch.cat([like.new_full((1,), tolerance / unit) for tolerance in self._tolerances])
+
+    def _length(self, numbers: Tensor) -> Tensor:
+        """Return numbers `[..., k]` as they are, or their Euclidean length `[..., 1]`."""
+        return torch.linalg.vector_norm(numbers, dim=-1, keepdim=True) if self.is_euclidean else numbers
 
 
-def _parse(text: str, compared_with: Literal["clean", "label"]) -> Regression:
-    name = NAMES[compared_with]
+def _parse(text: str, default: Regression) -> Regression:
+    name = default.name
     example = f"{name}:0.1, or {name}:2sd for standard deviations of the clean answers"
-    if text.endswith("sd") or not text:
-        number = read_number(text.removesuffix("sd"), name, example, 0) if text else DEVIATIONS
-        return Regression(None, number, compared_with)
-    return Regression(read_number(text, name, example, 0), None, compared_with)
+    if not text:
+        return default
+    if text.endswith("sd"):
+        return replace(default, deviations=read_number(text.removesuffix("sd"), name, example, 0))
+    numbers = [read_number(part, name, example, 0) for part in text.split(",")]
+    if len(numbers) > 1 and default.is_euclidean:
+        raise UsageError(f"oracle 'euclidean' must have one tolerance, got {text!r}: write {example}")
+    return replace(default, tolerance=numbers[0] if len(numbers) == 1 else tuple(numbers))
+
+
+def _rows(outputs: Tensor) -> Tensor:
+    """Refuse outputs that are not numbers `[inputs]` or `[inputs, k]`; otherwise return them as `[inputs, k]`."""
+    if outputs.ndim not in (1, 2) or not outputs.numel():
+        raise ModelError(
+            f"the outputs of a regression must be numbers, [inputs] or [inputs, k], got {list(outputs.shape)}: pass "
+            "output=... to Target to pick them from the model's result, or name another task with oracle=..."
+        )
+    return outputs if outputs.ndim == 2 else outputs[:, None]
+
+
+def _flat(numbers: Tensor) -> Tensor:
+    return numbers.reshape(-1) if numbers.ndim == 1 or numbers.shape[1] == 1 else numbers
+
+
+def _fit(labels: Tensor, answers: Tensor) -> bool:
+    """Return whether there is a label for each number of answers `[inputs, k]`."""
+    return labels.shape == answers.shape or (answers.shape[1] == 1 and labels.numel() == len(answers))
+
+
+def _show(numbers: Sequence[float]) -> str:
+    shown = ", ".join(f"{number:.4g}" for number in numbers[:SHOWN])
+    return f"{shown}, ..." if len(numbers) > SHOWN else shown

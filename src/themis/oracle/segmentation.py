@@ -10,6 +10,7 @@ from torch import Tensor
 
 from themis.errors import DataError, ModelError
 from themis.oracle.classes import IGNORED, are_probabilities, class_loss
+from themis.oracle.constant import Baseline
 from themis.oracle.motion import Motion
 from themis.oracle.oracle import KEPT, Oracle, Verdict, check_some_correct, mark_not_finite, read_number
 
@@ -63,7 +64,11 @@ class Segmentation(Oracle):
                 f"labels must lie in 0..{n_classes - 1} since the model has {n_classes} scores, or be {VOID} for "
                 f"pixels that do not count, got {float(labels[outside][0]):g}: check the label maps"
             )
-        return check_some_correct(self._overlap(clean_outputs, clean_outputs, labels)[0] > 0, "or leave the labels out")
+        overlap = self._overlap(clean_outputs, clean_outputs, labels)[0]
+        return check_some_correct(overlap > self.tolerance, "or leave the labels out")
+
+    def describe_left_out(self, has_labels: bool) -> str:
+        return f"their mean IoU is not above {self.tolerance:g}, by which it must fall"
 
     def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
         if labels is None:
@@ -98,6 +103,16 @@ class Segmentation(Oracle):
     def grade(self, clean_outputs: Tensor, labels: Tensor) -> dict[str, float]:
         mean = self._overlap(clean_outputs, clean_outputs, labels)[0]
         return {"iou": float(mean.nanmean())}
+
+    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> Baseline | None:
+        reference = self.reference(clean_outputs, labels)
+        commonest = int(reference[reference != IGNORED].mode().values)
+        scores = torch.zeros_like(clean_outputs[:1])
+        scores[:, commonest] = 1
+        own = self._overlap(clean_outputs, clean_outputs, labels)[0]
+        constant = self._overlap(clean_outputs, scores.expand_as(clean_outputs), labels)[0]
+        means = " against ".join(f"{float(part.nanmean()):.3g}" for part in (own, constant))
+        return Baseline(own, constant, 0.0, f"always answering class {commonest}: mean IoU {means}")
 
     def _overlap(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the mean IoU `[tests]`, and that of each class `[tests, classes]`, NaN if the reference lacks it."""

@@ -184,6 +184,7 @@ function drawDifference(clean, broken, canvas, under) {
 
 // Answers that look like steering angles: radians, negative to the left.
 const isSteering = (view) => ['regression', 'off'].includes(view.task) && view.inputs.kind === 'pictures' &&
+  view.faults.columns.clean_value.some((v) => v !== null) &&
   view.faults.columns.value.concat(view.faults.columns.clean_value).every((v) => v === null || Math.abs(v) <= Math.PI);
 
 // The caption of a steering angle, in degrees.

@@ -29,7 +29,7 @@ function drawNumbers(view) {
       'of the sampled neurons have converged', coverage ? (spread ? [coverage.all, spread.low, spread.high] : [coverage.all]) : null),
     figure('Distinct faults', whole(counts.distinct_faults), `${many(counts.faults, 'fault')} in ${many(counts.tests, 'test')}`,
       `on ${whole(counts.failing_seeds)} of ${many(counts.seeds, 'seed')}`),
-    figure('Seeds', whole(counts.seeds), `of ${whole(counts.seeds_given)} given`, clean),
+    figure('Seeds', whole(counts.seeds), `of ${whole(counts.seeds_given)} given${view.left_out ? `; the others are left out: ${view.left_out}` : ''}`, clean),
     view.criterion ? figure('Criterion', view.criterion.is_share ? percent(view.criterion.score) : number(view.criterion.score, 4),
       view.criterion.name, `${many(view.criterion.raised, 'test')} raised it`) : null));
 }

@@ -162,6 +162,8 @@ class ReportView:
     goal: float | None
     """The coverage at which the campaign stops."""
     clean: CleanScores
+    left_out: str | None
+    """Why some seeds are not tested, in words."""
     outcomes: dict[int, str]
     """Names of the outcomes of disturbed inputs."""
     answers: dict[int, str]
@@ -254,7 +256,15 @@ def read_view(
         subject=_subject(run),
         theta=[ThetaRow(*(theta[field.name] for field in fields(ThetaRow))) for theta in run.record["theta"]],
         counts=counts,
-        verdict=write_verdict(perturbation, task, counts, clean, estimates.fault_rate, is_running=state == "running"),
+        verdict=write_verdict(
+            perturbation,
+            task,
+            counts,
+            clean,
+            estimates.fault_rate,
+            constant=start.get("constant"),
+            is_running=state == "running",
+        ),
         stop=run.stop_sentence(summary, state),
         stop_reason=ended.get("stop_reason"),
         fault_rate=estimates.fault_rate,
@@ -264,6 +274,7 @@ def read_view(
         covers_neurons=record_covers_neurons(run.record),
         goal=run.record["settings"].get("coverage"),
         clean=clean,
+        left_out=start.get("left_out"),
         outcomes=outcome_names(task, answers, classes),
         answers=answer_names(task, answers, classes),
         faults=faults,

@@ -61,7 +61,8 @@ def errors(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor | None:
     """The absolute error of each answer, float64 `[tests]`, for tasks whose answer is a number; otherwise None."""
     if not isinstance(oracle, Regression):
         return None
-    return (outputs.reshape(-1).double() - labels.reshape(-1).double()).abs()
+    gaps = outputs.double() - labels.reshape(outputs.shape).double()
+    return gaps.abs().reshape(len(gaps), -1).mean(1)
 
 
 def with_settled_oracle(target: Target, seeds: Seeds) -> Target:

@@ -38,9 +38,8 @@ def losses(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
     Decisions: binary cross-entropy. Numbers: squared inside the tolerance and absolute outside, in units of it.
     """
     if isinstance(oracle, Regression):
-        assert oracle.tolerance is not None  # the oracle is settled
-        gap = (outputs.reshape(-1).float() - labels.reshape(-1).float()) / oracle.tolerance
-        return F.smooth_l1_loss(gap, torch.zeros_like(gap), reduction="none")
+        gaps = oracle.in_tolerances(outputs, labels)
+        return F.smooth_l1_loss(gaps, torch.zeros_like(gaps), reduction="none").mean(1)
     return oracle.loss(outputs, reference(oracle, outputs, labels))
 
 
@@ -52,7 +51,7 @@ def reference(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
 def ideal(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
     """The outputs of a perfect model, shaped like `outputs`, for oracles that compare with a clean answer."""
     if isinstance(oracle, Regression):
-        return labels.reshape(-1).to(outputs.dtype)
+        return labels.reshape(outputs.shape).to(outputs.dtype)
     if isinstance(oracle, Threshold | Multilabel):
         level = oracle.threshold
         assert level is not None

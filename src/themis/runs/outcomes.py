@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 ANSWER_TASKS = ("wrong", "changed", "top", "threshold")
 """Tasks whose outcome is an answer of the model; `top` stands for `top5` and all others."""
-NUMBER_TASKS = ("regression", "off")
-"""Tasks whose answer is a number, and whose outcome is the direction in which it moved."""
+NUMBER_TASKS = ("regression", "euclidean", "off")
+"""Tasks whose answer is a number, or several, and whose outcome is the direction in which it moved."""
 DIRECTIONS = {0: "smaller", 1: "larger"}
 
 
@@ -25,7 +25,11 @@ def name_outcome(task: str, outcome: int, classes: Sequence[str] | None) -> str:
 
         return describe_outcome(outcome, classes)
     if task in NUMBER_TASKS:
-        return DIRECTIONS.get(outcome, str(outcome))
+        number, direction = divmod(outcome, 2)
+        if number == 0:
+            return DIRECTIONS[direction]
+        names = list(classes or ())[number - 1 : number]  # of several numbers, the first has outcomes 2 and 3
+        return f"{names[0] if names else f'output {number - 1}'} {DIRECTIONS[direction]}"
     name = classes[outcome] if classes is not None and outcome < len(classes) else str(outcome)
     if task == "multilabel":
         return f"label {name} flipped"

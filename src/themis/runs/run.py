@@ -70,6 +70,10 @@ class Start:
     """Mean average precision on clean inputs, as COCO defines it, in tasks whose answers are boxes."""
     slight: str | None = None
     """That the perturbation hardly changes the inputs, if so."""
+    left_out: str | None = None
+    """Why some seeds are not tested, in words; None if all of them are."""
+    constant: str | None = None
+    """Why a low fault rate would say nothing: the clean answers are no better than a constant, in words."""
 
     @property
     def task(self) -> str:
@@ -254,7 +258,8 @@ class Run:
     def verdict(self) -> RunVerdict:
         """What it has shown, in one sentence."""
         start = self.start
-        return write_verdict(start.perturbation, start.task, self.counts, start.clean, self.fault_rate)
+        rate, constant = self.fault_rate, start.constant
+        return write_verdict(start.perturbation, start.task, self.counts, start.clean, rate, constant=constant)
 
     @property
     def coverage_caution(self) -> str | None:
@@ -376,11 +381,14 @@ class Run:
             "failing_seeds": last.failing_seeds,
             "seeds": start.n_usable,
             "seeds_given": start.n_seeds,
+            "left_out": start.left_out,
+            "constant": start.constant,
             "clean_accuracy": start.clean_accuracy,
             "clean_error": start.clean_error,
             "clean_iou": start.clean_iou,
             "clean_map": start.clean_map,
             "oracle": start.oracle,
+            "fault": start.fault,
             "neurons": start.n_neurons,
             "neurons_dead": last.coverage.n_dead,
             "neurons_unseen": last.coverage.n_unseen,

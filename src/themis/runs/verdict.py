@@ -58,9 +58,13 @@ def write_verdict(
     clean: CleanScores,
     fault_rate: Estimate | None,
     *,
+    constant: str | None = None,
     is_running: bool = False,
 ) -> RunVerdict:
-    """Say whether the model breaks, and how many answers are left: clean, under random disturbance and at worst."""
+    """Say whether the model breaks, and how many answers are left: clean, under random disturbance and at worst.
+
+    constant: why that says nothing, see `Start.constant`.
+    """
     if not counts.tests and not counts.faults:
         return RunVerdict("open", "No test has been counted yet." if is_running else "No test was counted.")
     if counts.tests == counts.dropped and not counts.faults:
@@ -70,12 +74,14 @@ def write_verdict(
         )
         return RunVerdict("open", text)
     shares = _shares(task, counts, clean, fault_rate)
+    says_nothing = f" But {constant}, so that a low fault rate says nothing." if constant else ""
     if counts.faults:
         so_far = f"So far, the model breaks under {perturbation}"
-        return RunVerdict("broken", f"{so_far if is_running else f'Under {perturbation}, the model breaks'}: {shares}.")
+        breaks = so_far if is_running else f"Under {perturbation}, the model breaks"
+        return RunVerdict("broken", f"{breaks}: {shares}.{says_nothing}")
     text = "So far, no fault" if is_running else "No fault"
     text += f" in {counts.tests:,} test{'s' * (counts.tests != 1)} on {counts.seeds:,} seeds under {perturbation}"
-    return RunVerdict("standing", f"{text}: {shares}.")
+    return RunVerdict("open" if constant else "standing", f"{text}: {shares}.{says_nothing}")
 
 
 def describe_clean(clean: CleanScores, task: str = "wrong") -> str:

@@ -154,7 +154,7 @@ ENTRIES = (
         n_channels=1_561,
         paper_neurons=1_560,
         normalise=Normalize(0.5, 0.5),
-        oracle="regression",
+        oracle="regression:2sd",
         metric="mse",
         stated=PublishedFigure(0.0160, 0.0002, "1,100 frames of held-out blocks"),
         recipe=TrainingRecipe(epochs=18, batch=64, max_rate=1e-3, augment=mirror_and_light),

@@ -66,11 +66,15 @@ def by_gate(results):
 def test_gates_pass_within_their_limits_and_fail_beyond_them(run):
     summary = json.loads((run / "summary.json").read_text())
     high = summary["fault_rate"]["high"]
-    good = check_gates(run, Gates.of(["coverage=0.2", "clean_accuracy=1"], max_fault_rate=high + 1e-6))
+    good = check_gates(
+        run, Gates.of(["coverage=0.2", "clean_accuracy=1"], max_fault_rate=high + 1e-6, allow_constant=True)
+    )
     assert not good.has_failed
     assert [line.split()[0] for line in good.lines] == ["passed"] * 4
     assert good.sentence == "All 4 gates passed."
-    bad = check_gates(run, Gates.of({"coverage_low": 1.0, "clean_accuracy": 1.0}, max_fault_rate=high - 1e-6))
+    bad = check_gates(
+        run, Gates.of({"coverage_low": 1.0, "clean_accuracy": 1.0}, max_fault_rate=high - 1e-6, allow_constant=True)
+    )
     found = by_gate(bad)
     assert bad.has_failed
     assert found["clean_accuracy"].has_passed
@@ -79,21 +83,41 @@ def test_gates_pass_within_their_limits_and_fail_beyond_them(run):
     advice = "the rate itself is within the limit: more seeds and tests narrow the interval"
     assert advice in found["max_fault_rate"].line
     assert len(set(found["max_fault_rate"].text.replace(",", "").split()) & {f"{100 * (high - 1e-6):.4f}%"}) == 1
-    strict = by_gate(check_gates(run, Gates.of(max_fault_rate=0.001)))["max_fault_rate"]
+    strict = by_gate(check_gates(run, Gates.of(max_fault_rate=0.001, allow_constant=True)))["max_fault_rate"]
     assert f"retrain on the faults (themis retrain {run} --judge DATA," in strict.remedy
 
 
 def test_retraining_needs_no_other_data_if_the_run_was_split(tmp_path):
     campaign(out=tmp_path / "split", split=(0.5, 0.2, 0.3))
-    result = by_gate(check_gates(tmp_path / "split", Gates.of(max_fault_rate=0.001)))["max_fault_rate"]
+    result = by_gate(check_gates(tmp_path / "split", Gates.of(max_fault_rate=0.001, allow_constant=True)))[
+        "max_fault_rate"
+    ]
     assert f"retrain on the faults (themis retrain {tmp_path / 'split'}, or" in result.remedy
 
 
 def test_retraining_is_no_advice_for_a_black_box():
     box = themis.BlackBox(lambda inputs: net()(torch.as_tensor(inputs)).detach().numpy(), bounds=(0, 1))
     run = themis.run(box, data(), "brightness", max_tests=300, policy="random")
-    result = by_gate(check_gates(run, Gates.of(max_fault_rate=0.001)))["max_fault_rate"]
+    result = by_gate(check_gates(run, Gates.of(max_fault_rate=0.001, allow_constant=True)))["max_fault_rate"]
     assert result.remedy == "improve the model, or raise the limit"
+
+
+def test_a_model_that_is_no_better_than_a_constant_passes_no_limit_on_faults(run, tmp_path):
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["constant"] == "all 120 clean answers are the same"  # all labels too
+    result = by_gate(check_gates(run, Gates.of("coverage=0.2", max_fault_rate=1.0)))["max_fault_rate"]
+    assert not result.has_passed
+    assert result.text.endswith(
+        "within the limit of 100.0%, but all 120 clean answers are the same, so that it says nothing"
+    )
+    assert result.remedy.endswith("or accept it with --allow-constant (allow_constant=True)")
+    assert not check_gates(run, Gates.of("coverage=0.2", max_fault_rate=1.0, allow_constant=True)).has_failed
+    assert not Gates.of(allow_constant=True)  # it is no limit
+    varied = data()[0].clone()
+    varied[:60] += 0.5
+    good = themis.run(net(), (varied, (torch.arange(120) < 60).long()), "brightness", max_tests=100)
+    assert good.start.constant is None
+    assert not check_gates(good, Gates.of(max_fault_rate=1.0)).has_failed
 
 
 def test_a_run_in_memory_has_the_same_results_as_its_folder(run):
@@ -301,7 +325,7 @@ def test_the_markdown_summary_is_appended(failed, run, tmp_path):
 
 
 def test_a_passing_run_without_faults_lists_no_faults(tmp_path):
-    calm = check_gates(campaign(2.0, max_tests=100), Gates.of(max_fault_rate=0.5))
+    calm = check_gates(campaign(2.0, max_tests=100), Gates.of(max_fault_rate=0.5, allow_constant=True))
     assert (calm.has_failed, calm.telling) == (False, ())
     write_junit(tmp_path / "calm.xml", calm)
     write_markdown(tmp_path / "calm.md", calm)

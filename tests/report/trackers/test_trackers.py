@@ -203,7 +203,8 @@ def test_the_command_line_logs_into_the_run_folder(tmp_path):
     pytest.importorskip("tensorboard")
     (tmp_path / "mine.py").write_text(
         "import torch\n"
-        "def net():\n    torch.manual_seed(0)\n    return torch.nn.Sequential(torch.nn.Linear(8, 3))\n"
+        "def net():\n    torch.manual_seed(0)\n    net = torch.nn.Linear(8, 3, bias=False)\n"
+        "    torch.nn.init.eye_(net.weight)\n    return torch.nn.Sequential(net)\n"
         "def data():\n    torch.manual_seed(1)\n    return torch.rand(30, 8)\n"
     )
     words = [

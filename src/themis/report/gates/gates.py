@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = ["METRICS", "GateResult", "GateResults", "Gates", "check_gates", "write_junit", "write_markdown"]
 
+CONSTANT_REMEDY = (
+    "check the weights, the preprocessing and the labels, give more varied inputs, or accept it with --allow-constant "
+    "(allow_constant=True)"
+)
 N_TELLING = 3
 """Faults that are shown with the results."""
 
@@ -128,7 +132,8 @@ def check_gates(run: RunSource, gates: Gates, *, folder: str | Path | None = Non
         results = [_check_end(summary, name)]
         results += [_check_metric(metric, least, summary) for metric, least in gates.fail_under]
         if gates.max_fault_rate is not None:
-            results.append(_check_rate(gates.max_fault_rate, summary, name, is_split=_is_split(run)))
+            rate = _check_rate(gates.max_fault_rate, summary, name, is_split=_is_split(run))
+            results.append(rate if gates.allow_constant else refuse_constant(rate, summary))
         difference = None
         if gates.max_new_faults is not None and gates.baseline is not None:
             base = gates.baseline
@@ -246,6 +251,15 @@ def _check_rate(most: float, summary: dict[str, Any], name: str, *, is_split: bo
     if rate["value"] <= most:
         remedy = "the rate itself is within the limit: more seeds and tests narrow the interval"
     return GateResult("max_fault_rate", has_passed, rate["high"], most, text, remedy)
+
+
+def refuse_constant(result: GateResult, summary: dict[str, Any]) -> GateResult:
+    """The result of a limit on faults, which a model cannot pass if its clean answers are no better than a constant."""
+    constant = summary.get("constant")
+    if constant is None:
+        return result
+    text = f"{result.text}, but {constant}, so that it says nothing"
+    return replace(result, has_passed=False, text=text, remedy=CONSTANT_REMEDY)
 
 
 def _check_new_faults(most: int, difference: Diff) -> GateResult:

@@ -115,6 +115,8 @@ class Gates:
     baseline: RunSource | None = None
     trust: Trusted = False
     """Run folders whose code may run although they were not made on this machine by this user."""
+    allow_constant: bool = False
+    """Whether a limit on faults may pass although the clean answers are no better than a constant."""
 
     @staticmethod
     def of(
@@ -123,6 +125,7 @@ class Gates:
         max_new_faults: int | None = None,
         baseline: RunSource | None = None,
         trust: Trusted = False,
+        allow_constant: bool = False,
     ) -> Gates:
         """Parse gates as a user writes them: `fail_under` is "coverage=0.99", several of these, or a dict."""
         if isinstance(fail_under, str):
@@ -136,7 +139,7 @@ class Gates:
         if (max_new_faults is None) != (baseline is None):
             present, missing = ("max_new_faults", "baseline")[:: 1 if baseline is None else -1]
             raise UsageError(f"{present} and {missing} must be given together, but {missing} is missing: add it")
-        return Gates(limits, max_fault_rate, max_new_faults, baseline, trust)
+        return Gates(limits, max_fault_rate, max_new_faults, baseline, trust, allow_constant)
 
     def __bool__(self) -> bool:
         """Whether any limit is set."""

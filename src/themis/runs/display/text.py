@@ -144,7 +144,7 @@ def opening(start: Start) -> str:
     if not start.covers_neurons:
         layers, memory = "no hidden layers, so no coverage goal;", ""
     return (
-        f"{layers} {start.n_usable:,} of {counted(start.n_seeds, 'seed')} to test{_grade(start)}\n"
+        f"{layers} {start.n_usable:,} of {counted(start.n_seeds, 'seed')} to test{_grade(start)}{_left_out(start)}\n"
         f"a fault is {start.fault} (oracle {_oracle(start)})\n"
         f"{start.perturbation} with {theta}; policy {policy_name(start.settings.policy)}, on {start.device}{memory}"
         + ("" if start.perturbed is None else f"\n{start.perturbed}")
@@ -187,10 +187,17 @@ def _grade(start: Start) -> str:
     return f" (clean {score})" if score else ""
 
 
+def _left_out(start: Start) -> str:
+    n = start.n_seeds - start.n_usable
+    return f"; {counted(n, 'is', 'are')} left out: {start.left_out}" if n and start.left_out else ""
+
+
 def _oracle(start: Start) -> str:
     if start.oracle_asked != "auto":
         return start.oracle_asked
-    return f"{start.oracle.partition(':')[0]}, chosen from the outputs and labels"
+    task = start.oracle.partition(":")[0]
+    other = "; if the outputs are numbers, name regression" if task == "changed" else ""
+    return f"{task}, chosen from the outputs and labels{other}"
 
 
 def round_line(

@@ -177,6 +177,7 @@ START = record(
         "perturbed": optional(text()),
         "clean_map": optional(SHARE),
         "slight": optional(text()),
+        **dict.fromkeys(("left_out", "constant"), optional(text())),
     },
     is_closed=True,
 )
@@ -335,6 +336,8 @@ SUMMARY = record(
         "requests": optional(REQUESTS),
         "correct_by_strength": items(STRENGTH_PART),
         "by_class": items(CLASS_RATE),
+        "fault": text(),
+        **dict.fromkeys(("left_out", "constant"), optional(text())),
         **FORECAST,
     },
 )

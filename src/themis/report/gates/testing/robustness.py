@@ -15,18 +15,19 @@ from themis.errors import ThemisError, UsageError, nearest
 from themis.report.gates.limits import Gates
 from themis.report.gates.testing.folders import claim, node_id, read_note
 from themis.report.gates.testing.messages import describe_error, describe_failure, describe_replay, properties_of
+from themis.runs.run import counted
 from themis.runs.store.ownership import NOTE
 from themis.settings import Settings
 
 if TYPE_CHECKING:
-    from themis.report.gates.gates import GateResults
+    from themis.report.gates.gates import GateResult, GateResults
     from themis.report.gates.suite import SuiteGateResults
     from themis.runs.run import Run
     from themis.suites.result import SuiteRun
 
 N_TESTS = 2_000
 """The default budget of a campaign: it takes seconds on a small model."""
-GATES = ("max_fault_rate", "fail_under", "max_new_faults", "baseline", "trust")
+GATES = ("max_fault_rate", "fail_under", "max_new_faults", "baseline", "trust", "allow_constant")
 """Options that are gates; the others are options of the campaign."""
 ARGUMENTS = ("out", "callbacks", "origin", "features", "classes", "train", "rivals", "executor")
 """Arguments of `themis.run` besides the settings."""
@@ -60,7 +61,8 @@ class RobustnessTest:
         max_fault_rate: the largest allowed upper end of the interval of the fault rate. fail_under: the smallest
         allowed values of metrics, for example {"coverage": 0.9}. max_new_faults, baseline: how many faults are allowed
         that do not break the model of the run folder `baseline`. trust: True if the code that a baseline from another
-        machine names may run. Without a gate, any fault fails the test. Other options are passed on to `themis.run`.
+        machine names may run. Without a gate, any fault fails the test. allow_constant: True if a limit on faults may
+        pass although the clean answers are no better than a constant. Other options are passed on to `themis.run`.
         """
         __tracebackhide__ = True
         try:
@@ -207,21 +209,18 @@ class RobustnessTest:
 
 def check_run(run: Run, gates: Gates, folder: Path) -> GateResults:
     """Check a run against its gates; without a gate, no fault is allowed."""
-    from themis.report.gates.gates import GateResult, check_gates
+    from themis.report.gates.gates import check_gates
 
     results = check_gates(run, gates, folder=folder)
     if gates:
         return results
     n, distinct = len(run.faults), run.rounds[-1].distinct_faults
-    text = f"{n:,} fault{'s' * (n != 1)} ({distinct:,} distinct), none allowed"
-    remedy = "fix the model, or allow some faults: max_fault_rate=0.05"
-    no_faults = GateResult("faults", not n, float(n), 0.0, text, remedy)
+    no_faults = _check_no_faults(n, f"{counted(n, 'fault')} ({distinct:,} distinct)", results, gates)
     return replace(results, results=(*results.results, no_faults))
 
 
 def check_suite(suite: SuiteRun, gates: Gates, target: Any, data: Any) -> SuiteGateResults:
     """Check a suite against its gates; without a gate, no fault is allowed."""
-    from themis.report.gates.gates import GateResult
     from themis.report.gates.suite import check_suite_gates
     from themis.runs.replay import Replayer
     from themis.target.target import as_target
@@ -233,11 +232,18 @@ def check_suite(suite: SuiteRun, gates: Gates, target: Any, data: Any) -> SuiteG
     members = []
     for name, member in results.members:
         n = faults[name]
-        text = f"{n:,} fault{'s' * (n != 1)}, none allowed"
-        remedy = "fix the model, or allow some faults: max_fault_rate=0.05"
-        no_faults = GateResult("faults", not n, float(n), 0.0, text, remedy)
+        no_faults = _check_no_faults(n, counted(n, "fault"), member, gates)
         members.append((name, replace(member, results=(*member.results, no_faults))))
     return replace(results, members=tuple(members))
+
+
+def _check_no_faults(n: int, found: str, results: GateResults, gates: Gates) -> GateResult:
+    """The gate of a test without limits: no fault is allowed."""
+    from themis.report.gates.gates import GateResult, refuse_constant
+
+    remedy = "fix the model, or allow some faults: max_fault_rate=0.05"
+    result = GateResult("faults", not n, float(n), 0.0, f"{found}, none allowed", remedy)
+    return result if gates.allow_constant else refuse_constant(result, results.summary)
 
 
 def replay_fault(fault: str, target: Any, data: Any, perturbation: Any) -> None:
