@@ -33,7 +33,10 @@ EXPERIMENTS = {
         "--max-passes 120 --campaigns 1 --seeds 20 --judge-seeds 20 --workers 1"
     ),
     "retrain": RETRAIN,
-    "contest": f"{RETRAIN} --from random,themis --limit 5",
+    "contest": (
+        "contest {run} --techniques random,themis --inputs 5 --epochs 1 --batches 2 --random-seeds 1 --draws 2 "
+        "--judge-passes 60"
+    ),
     "evaluate": "evaluate --smoke",
 }
 
