@@ -41,7 +41,7 @@ from themis_lab.zoo import data, load
 RESULTS = Path(__file__).parent / "results" / "discovery.json"
 BUDGET = 20_000
 """The default of `max_tests`."""
-SIX = "rotate + shift + brightness + contrast + gaussian_blur"
+SIX = "rotate + shift + brightness + contrast + gaussian_blur(sigma=0:0.02)"
 ROWS: dict[str, tuple[str, str, float | None, int]] = {
     **{
         f"{model} gaussian {sigma}": (f"{model}-mnist", "gaussian", sigma, 600)
@@ -64,7 +64,7 @@ HELD_OUT: dict[str, tuple[str, str, float | None, int]] = {
     "lenet4 gaussian 0.4": ("lenet4-mnist", "gaussian", 0.4, 500),
     "lenet4 salt_and_pepper": ("lenet4-mnist", "salt_and_pepper", 0.2, 600),
     "lenet5 occlusion": ("lenet5-mnist", "occlusion", 1.0, 800),
-    "lenet1 motion_blur": ("lenet1-mnist", "motion_blur", 1.2, 500),
+    "lenet1 motion_blur": ("lenet1-mnist", "motion_blur(length=0:0.08)", 1.2, 500),
     "lenet1 contrast + shot": ("lenet1-mnist", "contrast + shot", 1.0, 400),
     "drebin table_noise": ("mlp-drebin", "table_noise", None, 800),
     "pdf edit, 300 seeds": ("mlp-pdf", "edit", None, 300),

@@ -21,7 +21,7 @@ from themis.runs.source import Origin
 from themis.target.target import AnyTarget, Target
 from themis_lab.criteria import PAPER
 
-SIX = "rotate + shift + brightness + contrast + gaussian_blur"
+SIX = "rotate + shift + brightness + contrast + gaussian_blur(sigma=0:0.02)"
 TRAIN_INPUTS = 10_000
 """Training inputs that a criterion learns from, a fixed random sample."""
 BATCH = 256
