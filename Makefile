@@ -13,7 +13,7 @@ PARALLEL := -n 2 --dist loadgroup
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test portable check slow coverage docs dist bench clean
+.PHONY: help setup demo quick test portable check slow shape coverage docs dist bench clean
 
 help:  ## print this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
@@ -59,6 +59,9 @@ check: $(READY)  ## lint, check types and the direction of imports
 slow: $(RIVALS)  ## run the slow tests; those on real data need THEMIS_DATA
 	$(PYTEST) -m slow
 	$(PYTEST) tests/report/trackers tests/target/test_estimator.py tests/data/test_frames.py
+
+shape: $(READY)  ## print how heavy the code is: lines, files, parameters, cycles
+	$(BIN)/python tools/shape.py
 
 coverage: $(READY)  ## run the tests and print which lines they execute
 	$(PYTEST) $(PARALLEL) --cov --cov-report=term

@@ -5,7 +5,7 @@ import pytest
 
 from themis.judge.risk import fault_rate
 from themis.retraining.changes import paired
-from themis.retraining.table import _gain
+from themis.retraining.result import _gain
 from themis.runs.verdict import CleanScores, Counts, write_verdict
 
 

@@ -10,8 +10,8 @@ from scipy.special import ive
 
 from themis.perturb import PERTURBATIONS, Context, choose_perturbation, disturb, perturb
 from themis.perturb.blur import BLUR
-from themis.perturb.combine import combine
 from themis.perturb.light import LIGHT
+from themis.perturb.perturbation import combine
 
 BY_NAME = {each.name: each for each in (*BLUR, *LIGHT)}
 SIDE = 101

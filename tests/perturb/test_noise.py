@@ -5,9 +5,9 @@ import torch
 
 from themis.compute.rng import Rng
 from themis.perturb import Context, perturb
-from themis.perturb.combine import combine
 from themis.perturb.light import LIGHT
 from themis.perturb.noise import NOISE
+from themis.perturb.perturbation import combine
 
 BY_NAME = {each.name: each for each in (*NOISE, *LIGHT)}
 

@@ -17,7 +17,7 @@ from themis.retraining import readings
 from themis.retraining import tune as tuning
 from themis.retraining.api import retrain
 from themis.retraining.changes import Shift
-from themis.retraining.table import change_words, frontier_note, markdown, verdict
+from themis.retraining.result import change_words, frontier_note, markdown, verdict
 from themis.runs.parts import read_parts
 from themis.target.ledger import read_ledger, read_metadata
 from themis.target.loaders.weights import load_weights

@@ -12,7 +12,7 @@ import themis
 from themis import Target, UsageError
 from themis.retraining.api import retrain
 from themis.retraining.changes import normal_interval
-from themis.retraining.table import markdown
+from themis.retraining.result import markdown
 from themis.runs.parts import read_parts
 from themis.runs.store.reader import Reader
 from themis.target.ledger import read_ledger

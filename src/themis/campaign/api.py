@@ -44,9 +44,10 @@ from themis.runs.store.writer import Checkpoint
 from themis.runs.trust import Trusted
 from themis.search import POLICIES, Policy, choose_policy
 from themis.settings import Settings
+from themis.target.blackbox import as_target
 from themis.target.fingerprint import hash_seeds, hash_tensors
 from themis.target.ledger import ledger_of
-from themis.target.target import AnyTarget, as_target, refuse_target_options
+from themis.target.target import AnyTarget, refuse_target_options
 from themis.target.tokens import refuse_tokens
 
 CHANGEABLE = ("coverage", "recall", "max_tests", "max_passes", "max_seconds", "plateau", "max_stored")

@@ -18,7 +18,8 @@ from themis.runs.parts import SeedSplit
 from themis.runs.source import Origin
 from themis.settings import Settings
 from themis.target.alignment import align_seeds, align_target
-from themis.target.target import AnyTarget, as_target
+from themis.target.blackbox import as_target
+from themis.target.target import AnyTarget
 
 
 class TestedModel(NamedTuple):

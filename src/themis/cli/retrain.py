@@ -115,7 +115,7 @@ def places(run_folder: str, arguments: Namespace, explicit_options: set[str]) ->
 
 
 def _report(result: Retrained, out: Path, run: str, arguments: Namespace, console: Console | None) -> int:
-    from themis.retraining.table import show
+    from themis.retraining.result import show
 
     has_failed = _has_failed(result, arguments.fail_under)
     if arguments.json:
@@ -139,7 +139,7 @@ def _has_failed(result: Retrained, least: float | None) -> bool:
 
 
 def _failure(result: Retrained, least: float) -> str:
-    from themis.retraining.table import points
+    from themis.retraining.result import points
 
     if result.has_failed:
         return "Failed: the clean score fell by more than --tolerance"

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from themis.compute.rng import Rng
 from themis.errors import UsageError
-from themis.perturb.combine import OVER_TIME, combine
 from themis.perturb.context import Context
-from themis.perturb.perturbation import Perturbation, Theta, apply_to_frames
+from themis.perturb.perturbation import OVER_TIME, Perturbation, Theta, apply_to_frames, combine
 
 
 def over_time(perturbation: Perturbation) -> Perturbation:

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from themis.errors import UsageError, nearest
-from themis.perturb.combine import OVER_TIME
 from themis.perturb.context import Context
 from themis.perturb.names import choose_perturbation
-from themis.perturb.perturbation import Perturbation, check_fits, check_gradient, perturb
+from themis.perturb.perturbation import OVER_TIME, Perturbation, check_fits, check_gradient, perturb
 
 if TYPE_CHECKING:
     from themis.data.features import Features

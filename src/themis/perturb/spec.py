@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from themis.errors import DataError, UsageError, nearest
 from themis.perturb.clips import over_time
-from themis.perturb.combine import OVER_TIME, Range, combine, narrowed
-from themis.perturb.perturbation import Perturbation
+from themis.perturb.perturbation import OVER_TIME, Perturbation, Range, combine, narrowed
 
 PART = re.compile(r"([^()]+)(?:\((.*)\))?", re.DOTALL)
 

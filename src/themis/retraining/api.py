@@ -16,11 +16,10 @@ from themis.retraining.figure import draw
 from themis.retraining.losses import Loss, name_loss
 from themis.retraining.plan import FREE, RetrainingPlan
 from themis.retraining.recipe import Recipe, task_defaults
-from themis.retraining.result import Retrained, Stage
+from themis.retraining.result import Retrained, Stage, markdown, verdict
 from themis.retraining.rounds import run_rounds
 from themis.retraining.source import open_sources
 from themis.retraining.steps import WEIGHTS, Retraining
-from themis.retraining.table import markdown, verdict
 from themis.runs.environment import describe_environment
 from themis.runs.run import Run, counted
 from themis.runs.source import Origin

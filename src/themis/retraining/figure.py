@@ -6,8 +6,7 @@ from io import BytesIO
 from typing import Any
 
 from themis.retraining.changes import Shift
-from themis.retraining.result import Retrained
-from themis.retraining.table import inputs_of
+from themis.retraining.result import Retrained, inputs_of
 from themis.runs.display.figure import INK, QUIET, blank_figure
 from themis.runs.run import counted
 

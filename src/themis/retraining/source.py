@@ -25,9 +25,10 @@ from themis.runs.source import Origin
 from themis.runs.store.reader import Reader
 from themis.runs.trust import Trusted
 from themis.settings import Settings
+from themis.target.blackbox import as_target
 from themis.target.fingerprint import hash_seeds
 from themis.target.ledger import Ledger, ledger_of
-from themis.target.target import AnyTarget, Target, as_target
+from themis.target.target import AnyTarget, Target
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def _is_model_code(spec: str) -> bool:
         return kind != "keras"
     if ":" in spec:
         return True
-    from themis.runs.source import collection
+    from themis.target.loaders import collection
 
     return not is_file(spec) and spec not in collection().names
 

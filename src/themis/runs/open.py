@@ -20,7 +20,7 @@ from themis.runs.store.reader import Reader
 from themis.runs.trust import Trusted
 from themis.settings import Settings
 from themis.target.activations import Layer
-from themis.target.target import as_target
+from themis.target.blackbox import as_target
 
 if TYPE_CHECKING:
     from torch import nn

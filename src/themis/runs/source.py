@@ -244,7 +244,7 @@ class Origin:
         self._require("rivals", "oracle")
         if not self.rivals:
             return []
-        known = collection().names
+        known = _collection().names
         options, rivals = replace(self, rivals=None, weights=None), []
         for name in self.rivals:
             if name not in known and ":" not in name and not os.path.exists(name):
@@ -266,14 +266,14 @@ class Origin:
 
         with self.in_folder():
             try:
-                return collection().data(self.zoo, "train")
+                return _collection().data(self.zoo, "train")
             except DataError:
                 return None
 
     def _read(self) -> Any:
         if self.zoo is not None and not self.data:
             with self.in_folder():
-                return collection().data(self.zoo)
+                return _collection().data(self.zoo)
         return self._read_named(self.data, "data")
 
     def _read_named(self, text: str, flag: str) -> Any:
@@ -304,7 +304,7 @@ class Origin:
         with self.in_folder():
             options: dict[str, Any] = {"layers": layers, "neurons": self.neurons, "oracle": self.oracle}
             target: AnyTarget = replace(
-                collection().load(name, self.weights, trust=self._trust(), **options), autocast=self.autocast
+                _collection().load(name, self.weights, trust=self._trust(), **options), autocast=self.autocast
             )
         if self.device is not None:
             _move(target, self.device)
@@ -314,7 +314,7 @@ class Origin:
         if self.zoo is None:
             return None
         with self.in_folder():
-            path: Path | None = collection().find_weights(self.zoo)
+            path: Path | None = _collection().find_weights(self.zoo)
             return None if path is None else path.absolute()
 
     def _refuse_options_of_target(self) -> None:
@@ -355,11 +355,10 @@ class Origin:
             yield
 
 
-def collection() -> Any:
-    """The models that `--zoo` names, with their data and weights: the loader `zoo`."""
-    from themis.target.loaders import LOADERS
+def _collection() -> Any:
+    from themis.target.loaders import collection
 
-    return LOADERS["zoo"]
+    return collection()
 
 
 def names_package(model: str) -> bool:

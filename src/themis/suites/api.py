@@ -37,7 +37,8 @@ from themis.suites.options import TESTS_PER_MEMBER, SuiteOptions, read_options
 from themis.suites.result import SuiteRun
 from themis.suites.slices import SliceColumn, class_column, metadata_columns
 from themis.target.alignment import align_seeds
-from themis.target.target import AnyTarget, as_target, refuse_target_options
+from themis.target.blackbox import as_target
+from themis.target.target import AnyTarget, refuse_target_options
 
 
 class SuiteListener:

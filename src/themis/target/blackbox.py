@@ -7,12 +7,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from themis.data.frames import Coding
 from themis.data.rows import as_array
@@ -28,7 +29,7 @@ from themis.target.fingerprint import hash_text
 from themis.target.output import check_label_order, in_label_order
 from themis.target.requests import CACHE_MIB, Answers, Examples, Requests
 from themis.target.several import Beside
-from themis.target.target import AnyTarget, check_options, check_preprocess, explain_errors
+from themis.target.target import UNBOUNDED, AnyTarget, Target, check_options, check_preprocess, explain_errors
 
 Array = NDArray[Any]
 
@@ -297,3 +298,32 @@ def as_tensor(value: Any, name: str) -> Tensor:
             ) from error
     tensor: Tensor = value.detach().cpu()
     return tensor if tensor.is_floating_point() else tensor.float()
+
+
+def as_target(target: Any) -> AnyTarget:
+    """Return `target` itself, or a target with default options if it is a bare module or an estimator."""
+    if isinstance(target, nn.Module):
+        return Target(target)
+    if isinstance(target, AnyTarget):
+        return target
+    if is_estimator(target):
+        return BlackBox(target, bounds=UNBOUNDED)
+    raise UsageError(
+        "target must be a themis.Target, a themis.BlackBox, an nn.Module or an estimator with a method predict, got "
+        f"{type(target).__name__}: {_how_to_pass(target)}"
+    )
+
+
+def _how_to_pass(target: Any) -> str:
+    """What to write instead of an object that is no target."""
+    if isinstance(target, str | Path):
+        if str(target).endswith(".ckpt"):
+            return "a checkpoint has no class: pass LitModel.load_from_checkpoint(path), with your LightningModule"
+        return "load the model first, or name it in the shell: themis run --model"
+    if isinstance(target, type):
+        return f"pass a model of this class, such as {target.__name__}()"
+    if isinstance(target, Mapping):
+        return "load weights into a model with load_state_dict, and pass the model"
+    if isinstance(target, tuple | list) or hasattr(target, "shape"):
+        return "the model comes first, then the data"
+    return "wrap a function that runs it on a batch of inputs as themis.BlackBox(function)"

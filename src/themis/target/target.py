@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any, Protocol, get_args, runtime_checkable
 
 import torch
@@ -388,37 +387,6 @@ def _like(value: Tensor, inputs: Tensor) -> Tensor:
 def _constant(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.inference_mode(False):  # otherwise it could not take part in a gradient later
         return torch.tensor(numbers, dtype=torch.float32).to(device, dtype)
-
-
-def as_target(target: Any) -> AnyTarget:
-    """Return `target` itself, or a target with default options if it is a bare module or an estimator."""
-    if isinstance(target, nn.Module):
-        return Target(target)
-    if isinstance(target, AnyTarget):
-        return target
-    if is_estimator(target):
-        from themis.target.blackbox import BlackBox
-
-        return BlackBox(target, bounds=UNBOUNDED)
-    raise UsageError(
-        "target must be a themis.Target, a themis.BlackBox, an nn.Module or an estimator with a method predict, got "
-        f"{type(target).__name__}: {_how_to_pass(target)}"
-    )
-
-
-def _how_to_pass(target: Any) -> str:
-    """What to write instead of an object that is no target."""
-    if isinstance(target, str | Path):
-        if str(target).endswith(".ckpt"):
-            return "a checkpoint has no class: pass LitModel.load_from_checkpoint(path), with your LightningModule"
-        return "load the model first, or name it in the shell: themis run --model"
-    if isinstance(target, type):
-        return f"pass a model of this class, such as {target.__name__}()"
-    if isinstance(target, Mapping):
-        return "load weights into a model with load_state_dict, and pass the model"
-    if isinstance(target, tuple | list) or hasattr(target, "shape"):
-        return "the model comes first, then the data"
-    return "wrap a function that runs it on a batch of inputs as themis.BlackBox(function)"
 
 
 def check_options(bounds: Any, neurons: str, oracle: str | Oracle) -> tuple[float, float]:

@@ -101,7 +101,7 @@ def _interruption(progress: ShowCells, out: Path) -> str:
 
 
 def _report(result: Comparison, out: Path, arguments: Namespace, console: Console | None) -> int:
-    from themis_lab.comparison.table import show
+    from themis_lab.comparison.summary import show
 
     if arguments.json:
         print_json(json.dumps({**result.as_dict(), "out": str(out)}, indent=2))

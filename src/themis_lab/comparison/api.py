@@ -22,15 +22,15 @@ from themis.reading import all_of, items, number, record, text, values_of, whole
 from themis.runs.environment import describe_environment, describe_tested, threads
 from themis.runs.source import Origin
 from themis.target.alignment import align_seeds, align_target
+from themis.target.blackbox import as_target
 from themis.target.fingerprint import hash_seeds
-from themis.target.target import AnyTarget, as_target
+from themis.target.target import AnyTarget
 from themis_lab.comparison.cells import CAMPAIGN, CellRunner, RebuildRunner, failed_campaign
 from themis_lab.comparison.figures import draw
-from themis_lab.comparison.grid import HIGHEST, Grid, fix_grid, largest_magnitude, usual_magnitude
+from themis_lab.comparison.grid import HIGHEST, Grid, fix_grid, largest_magnitude, list_grids, usual_magnitude
 from themis_lab.comparison.plan import FREE, GRID, CampaignCell, ComparisonPlan
 from themis_lab.comparison.rates import BOX, FULL, ErrorRates, SeedParts, split_seeds
-from themis_lab.comparison.summary import Comparison, Record, summarise
-from themis_lab.comparison.table import markdown
+from themis_lab.comparison.summary import Comparison, Record, markdown, summarise
 from themis_lab.executors import choose_cell_executor
 from themis_lab.techniques import DIFFERENTIAL
 
@@ -106,7 +106,7 @@ def compare(
         raise UsageError("target and data must be given, or origin=..., which makes them")
     with nullcontext() if origin is None else origin.in_folder():
         chosen = choose_perturbation(perturbation)
-    grids = plan.grids(chosen)
+    grids = list_grids(plan, chosen)
     rivals, names = tuple(rivals), [technique.name for technique in plan.chosen()]
     if DIFFERENTIAL in names and not rivals and (origin is None or not origin.rivals):
         raise UsageError(f"{DIFFERENTIAL} compares the target with other models: pass them as --rivals (rivals=[...])")

@@ -9,8 +9,7 @@ from typing import Any
 from themis.report.table import format_number
 from themis.runs.display.figure import INK, QUIET, blank_figure, save_figure
 from themis.runs.store.files import remove_file
-from themis_lab.comparison.summary import Comparison, GridSummary, Row
-from themis_lab.comparison.table import TITLES
+from themis_lab.comparison.summary import TITLES, Comparison, GridSummary, Row
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F")
 """The palette of Okabe and Ito, which colour-blind readers can tell apart; grey replaces yellow, too pale on white."""

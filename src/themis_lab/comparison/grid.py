@@ -11,7 +11,8 @@ import numpy as np
 
 from themis.errors import DataError, UsageError
 from themis.perturb import Perturbation, Theta
-from themis_lab.comparison.plan import GRID, PAPER
+from themis.text import split_list
+from themis_lab.comparison.plan import GIVEN, GRID, PAPER, ComparisonPlan
 
 POINTS, LOWEST, HIGHEST = 10, 0.1, 0.9
 """Ten magnitudes, from an error rate of 10% to one of 90%, or to 90% of the error rate of guessing: any large magnitude
@@ -158,3 +159,36 @@ def _bisect(rate: Callable[[float], float], curve: dict[float, float], aim: floa
         curve[middle] = rate(middle)
     centre = min(curve, key=lambda magnitude: abs(curve[magnitude] - (min(curve.values()) + max(curve.values())) / 2))
     return min(curve, key=lambda magnitude: (gap(magnitude), abs(math.log(magnitude / centre)), magnitude))
+
+
+def list_grids(plan: ComparisonPlan, perturbation: Perturbation) -> tuple[Grid, ...]:
+    """The grids of magnitudes; the one that is chosen on separate seeds is still empty."""
+    grids: list[Grid] = []
+    numbers: list[float] = []
+    for word in dict.fromkeys(split_list(plan.magnitudes)):
+        if word == GRID:
+            grids.append(Grid(GRID, ()))
+        elif word == PAPER:
+            grids.append(paper_grid(perturbation))
+        else:
+            numbers.append(_magnitude(word))
+    if numbers:
+        grids.append(Grid(GIVEN, tuple(sorted(set(numbers)))))
+    if not grids:
+        raise UsageError(
+            "magnitudes must name at least one, got none: write grid, paper or numbers such as 0.1,0.2,0.3"
+        )
+    for grid in grids:
+        for magnitude in grid.magnitudes:
+            perturbation.at(magnitude)  # raises if the magnitude is out of range
+    return tuple(grids)
+
+
+def _magnitude(word: str) -> float:
+    try:
+        value = float(word)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise UsageError(f"magnitudes must be positive numbers, {GRID} or {PAPER}, got {word!r}")
+    return value

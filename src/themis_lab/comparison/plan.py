@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,6 @@ from themis.text import split_list
 from themis_lab.techniques import Technique, choose_technique
 
 if TYPE_CHECKING:
-    from themis.perturb import Perturbation
     from themis_lab.comparison.grid import Grid
 
 ALWAYS = ("random", "corners")
@@ -117,30 +115,6 @@ class ComparisonPlan:
         """The techniques, each of them once even if it is given under several names."""
         return tuple(dict.fromkeys(choose_technique(name) for name in (*ALWAYS, *split_list(self.techniques))))
 
-    def grids(self, perturbation: Perturbation) -> tuple[Grid, ...]:
-        """The grids of magnitudes; the one that is chosen on separate seeds is still empty."""
-        from themis_lab.comparison.grid import Grid, paper_grid
-
-        grids: list[Grid] = []
-        numbers: list[float] = []
-        for word in dict.fromkeys(split_list(self.magnitudes)):
-            if word == GRID:
-                grids.append(Grid(GRID, ()))
-            elif word == PAPER:
-                grids.append(paper_grid(perturbation))
-            else:
-                numbers.append(_magnitude(word))
-        if numbers:
-            grids.append(Grid(GIVEN, tuple(sorted(set(numbers)))))
-        if not grids:
-            raise UsageError(
-                "magnitudes must name at least one, got none: write grid, paper or numbers such as 0.1,0.2,0.3"
-            )
-        for grid in grids:
-            for magnitude in grid.magnitudes:
-                perturbation.at(magnitude)  # raises if the magnitude is out of range
-        return tuple(grids)
-
     def cells(self, grids: tuple[Grid, ...]) -> list[CampaignCell]:
         """Every campaign once, though grids may share magnitudes."""
         magnitudes = sorted({magnitude for grid in grids for magnitude in grid.magnitudes})
@@ -150,13 +124,3 @@ class ComparisonPlan:
             for magnitude in magnitudes
             for campaign in range(self.campaigns)
         ]
-
-
-def _magnitude(word: str) -> float:
-    try:
-        value = float(word)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise UsageError(f"magnitudes must be positive numbers, {GRID} or {PAPER}, got {word!r}")
-    return value

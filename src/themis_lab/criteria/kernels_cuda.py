@@ -447,13 +447,30 @@ def hash_patterns(top: Tensor, factor: int) -> Tensor:
     return out
 
 
+def sum_hashes_in_torch(top: Tensor, factor: int) -> Tensor:
+    """`sum_hashes` in torch."""
+    word = top * factor + torch.arange(top.shape[2], device=top.device) if factor else top
+    number = torch.arange(top.shape[1], device=top.device)[:, None]
+    return torch.where(top >= 0, mix_bits(mix_bits(word) + number), 0).sum(2)
+
+
+def mix_bits(words: Tensor) -> Tensor:
+    """A bijective hash of 64-bit words (the finalizer of SplitMix64)."""
+    words = words + _signed(0x9E3779B97F4A7C15)
+    words = (words ^ (words >> 30 & (1 << 34) - 1)) * _signed(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> 27 & (1 << 37) - 1)) * _signed(0x94D049BB133111EB)
+    return words ^ (words >> 31 & (1 << 33) - 1)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64)
+
+
 @cache
 def can_hash_patterns(device: torch.device) -> bool:
     """Whether `hash_patterns` works on `device`."""
 
     def check() -> bool:
-        from themis_lab.criteria.topk import sum_hashes_in_torch
-
         top = torch.tensor([[[3, 1, -1], [0, 2, 1]]], device=device)
         return all(torch.equal(hash_patterns(top, k), sum_hashes_in_torch(top, k)) for k in (0, 3))
 

@@ -83,7 +83,9 @@ class TKNP(Criterion):
         hashes = sum_hashes(top, self.k if self.variant == "neural-coverage" else 0)
         if self.by == "network":
             hashes, is_shown = hashes.sum(1, keepdim=True), is_shown.all(1, keepdim=True)
-        return torch.where(is_shown, mix_bits(hashes) & torch.iinfo(torch.int64).max, -1)
+        from themis_lab.criteria import kernels_cuda
+
+        return torch.where(is_shown, kernels_cuda.mix_bits(hashes) & torch.iinfo(torch.int64).max, -1)
 
     def _initial_state(self, readings: Readings) -> dict[str, Tensor]:
         return {"patterns": torch.zeros(0, dtype=torch.int64, device=readings.values.device)}
@@ -104,31 +106,12 @@ def sum_hashes(top: Tensor, factor: int) -> Tensor:
 
     A pattern is a list of neurons if `factor` is at least the number of ranks, and a set if it is 0.
     """
-    if top.device.type == "cuda":
-        from themis_lab.criteria import kernels_cuda
+    from themis_lab.criteria import kernels_cuda
 
-        if top.shape[2] <= kernels_cuda.HASH_MAX_RANKS and kernels_cuda.can_hash_patterns(top.device):
-            return kernels_cuda.hash_patterns(top.contiguous(), factor)
-    return sum_hashes_in_torch(top, factor)
-
-
-def sum_hashes_in_torch(top: Tensor, factor: int) -> Tensor:
-    """`sum_hashes` in torch."""
-    word = top * factor + torch.arange(top.shape[2], device=top.device) if factor else top
-    number = torch.arange(top.shape[1], device=top.device)[:, None]
-    return torch.where(top >= 0, mix_bits(mix_bits(word) + number), 0).sum(2)
-
-
-def mix_bits(words: Tensor) -> Tensor:
-    """A bijective hash of 64-bit words (the finalizer of SplitMix64)."""
-    words = words + _signed(0x9E3779B97F4A7C15)
-    words = (words ^ (words >> 30 & (1 << 34) - 1)) * _signed(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> 27 & (1 << 37) - 1)) * _signed(0x94D049BB133111EB)
-    return words ^ (words >> 31 & (1 << 33) - 1)
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 64)
+    can_hash = top.device.type == "cuda" and top.shape[2] <= kernels_cuda.HASH_MAX_RANKS
+    if can_hash and kernels_cuda.can_hash_patterns(top.device):
+        return kernels_cuda.hash_patterns(top.contiguous(), factor)
+    return kernels_cuda.sum_hashes_in_torch(top, factor)
 
 
 def top_neurons(readings: Readings, k: int) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ import numpy as np
 from themis.report.table import NONE, Table, format_count, format_estimate, format_number
 from themis.runs.run import counted, percent
 from themis_lab.comparison.statistics import LEAST_SPAN
-from themis_lab.comparison.table import TITLES
+from themis_lab.comparison.summary import TITLES
 from themis_lab.evaluation.paper import PAPER_R
 from themis_lab.evaluation.summary import STRONG, THEMIS, Evaluation, Record, name_pair, themis_first
 

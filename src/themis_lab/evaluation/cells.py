@@ -23,10 +23,12 @@ from themis.runs.environment import describe_environment
 from themis.runs.run import Run
 from themis.search import choose_policy
 from themis.target.alignment import align_seeds, align_target
+from themis.target.blackbox import as_target
 from themis.target.fingerprint import hash_text
-from themis.target.target import Target, as_target
+from themis.target.target import Target
 from themis_lab.comparison.api import UNMEASURED, ComparisonSetup
 from themis_lab.comparison.cells import CellRunner
+from themis_lab.comparison.grid import list_grids
 from themis_lab.comparison.plan import GRID, CampaignCell
 from themis_lab.comparison.rates import split_seeds
 from themis_lab.contest.api import contest_run
@@ -130,7 +132,7 @@ class CellWorker:
         plan = options.comparison(random_seed=self.plan.random_seed)
         parts = split_seeds(loaded.seeds, options.seeds, options.judge_seeds, options.grid_seeds)
         setup = ComparisonSetup(loaded.target, parts, perturbation, None, plan, None, (), None)
-        grids, note = plan.grids(perturbation), ""
+        grids, note = list_grids(plan, perturbation), ""
         try:
             measured = setup.measure_rates(grids, UNMEASURED, Listener())[1]
         except DataError as error:

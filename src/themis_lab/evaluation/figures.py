@@ -8,7 +8,7 @@ from typing import Any
 
 from themis.runs.display.figure import INK, QUIET, blank_figure, save_figure
 from themis.runs.store.files import remove_file
-from themis_lab.comparison.table import TITLES
+from themis_lab.comparison.summary import TITLES
 from themis_lab.evaluation.budget_tables import BUDGETS, DEFINITIONS
 from themis_lab.evaluation.claims import PAPER_FAULTS
 from themis_lab.evaluation.ratios import fault_ratios, list_ratios, median_interval

@@ -9,7 +9,7 @@ from dataclasses import replace
 from themis.errors import ThemisError
 from themis.perturb import Perturbation, choose_perturbation
 from themis.runs.run import counted, duration
-from themis_lab.comparison.grid import POINTS
+from themis_lab.comparison.grid import POINTS, list_grids
 from themis_lab.comparison.plan import GRID
 from themis_lab.evaluation.cells import Record, least_cost
 from themis_lab.evaluation.plan import (
@@ -36,7 +36,7 @@ def expect_rates(plan: EvaluationPlan, pairs: Iterable[tuple[str, str]]) -> dict
     expected = {}
     for pair in pairs:
         try:
-            grids = plan.pair(*pair).comparison().grids(_perturbation(plan, *pair))
+            grids = list_grids(plan.pair(*pair).comparison(), _perturbation(plan, *pair))
         except ThemisError:  # its cells say why
             continue
         magnitudes = {grid.name: grid.magnitudes for grid in grids}

@@ -13,7 +13,8 @@ from themis.data.seeds import read_seeds
 from themis.errors import ModelError, UsageError
 from themis.options import check_count
 from themis.target.alignment import align_seeds, align_target
-from themis.target.target import AnyTarget, Target, as_target
+from themis.target.blackbox import as_target
+from themis.target.target import AnyTarget, Target
 from themis_lab.zoo.mutation import MUTATIONS, RATIO, choose_mutation, mutate
 
 KEPT_ACCURACY = 0.9

@@ -13,7 +13,7 @@ from themis.errors import DataError, StoreError, UsageError
 from themis.experiments import ExperimentFolder, ExperimentPlan, JsonResults
 from themis.perturb import choose_perturbation
 from themis.text import split_list
-from themis_lab.comparison.grid import fix_grid, largest_magnitude, usual_magnitude
+from themis_lab.comparison.grid import fix_grid, largest_magnitude, list_grids, usual_magnitude
 from themis_lab.comparison.plan import FREE, CampaignCell, ComparisonPlan
 from themis_lab.comparison.rates import SHARES, split_seeds
 from themis_lab.comparison.summary import baseline_indices
@@ -75,7 +75,7 @@ def test_wrong_options_are_refused_in_words(options, text):
     def use():
         plan = ComparisonPlan.of(**options)
         plan.chosen()
-        plan.grids(choose_perturbation("gaussian"))
+        list_grids(plan, choose_perturbation("gaussian"))
 
     with pytest.raises(UsageError) as error:
         use()
@@ -84,7 +84,7 @@ def test_wrong_options_are_refused_in_words(options, text):
 
 def test_several_grids_at_once_share_their_cells():
     plan = ComparisonPlan.of(magnitudes=["paper", 0.3, 0.05], techniques=[], campaigns=2)
-    grids = plan.grids(choose_perturbation("gaussian"))
+    grids = list_grids(plan, choose_perturbation("gaussian"))
     assert [(each.name, each.magnitudes) for each in grids] == [
         ("paper", (0.01, 0.02, 0.03, 0.04, 0.05)),
         ("given", (0.05, 0.3)),
@@ -96,11 +96,11 @@ def test_several_grids_at_once_share_their_cells():
 
 def test_the_paper_has_magnitudes_of_its_own_perturbations_only():
     plan = ComparisonPlan(magnitudes="paper")
-    grids = {name: plan.grids(choose_perturbation(name))[0] for name in ("fgsm", "pgd", "cw")}
+    grids = {name: list_grids(plan, choose_perturbation(name))[0] for name in ("fgsm", "pgd", "cw")}
     assert grids["fgsm"].magnitudes == grids["pgd"].magnitudes == (0.1, 0.2, 0.3, 0.4, 0.5)
     assert grids["cw"].magnitudes == (10, 20, 30, 40, 50)
     with pytest.raises(UsageError, match="none for 'rotate'"):
-        plan.grids(choose_perturbation("rotate"))
+        list_grids(plan, choose_perturbation("rotate"))
 
 
 def test_files_of_cells_differ_even_if_their_plain_names_are_equal():

@@ -12,8 +12,16 @@ from themis.report.table import format_count, format_estimate, format_value
 from themis_lab.comparison.figures import draw_correlations, draw_faults
 from themis_lab.comparison.grid import Grid
 from themis_lab.comparison.plan import CampaignCell, ComparisonPlan
-from themis_lab.comparison.summary import Comparison, summarise
-from themis_lab.comparison.table import fault_table, magnitude_table, markdown, opening, r_table, show
+from themis_lab.comparison.summary import (
+    Comparison,
+    fault_table,
+    magnitude_table,
+    markdown,
+    opening,
+    r_table,
+    show,
+    summarise,
+)
 
 GRID = Grid("given", (0.1, 0.2, 0.3, 0.4))
 NAMES = ("random", "corners", "nc", "kmnc", "idc", "lsa", "scheduled")

@@ -6,8 +6,9 @@ import torch
 from themis.criteria.readings import Layout
 from themis_lab.criteria import NC, Readings, kernels_cuda
 from themis_lab.criteria.boundary import NBC, SNAC
+from themis_lab.criteria.kernels_cuda import sum_hashes_in_torch
 from themis_lab.criteria.nc import row_range, scale_rows
-from themis_lab.criteria.topk import sum_hashes_in_torch, top_neurons
+from themis_lab.criteria.topk import top_neurons
 
 pytestmark = [
     pytest.mark.slow,

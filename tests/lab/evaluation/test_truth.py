@@ -9,7 +9,7 @@ import themis
 from themis.errors import DataError
 from themis.perturb import choose_perturbation
 from themis.search import choose_policy
-from themis.target.target import as_target
+from themis.target.blackbox import as_target
 from themis_lab.comparison.cells import CellRunner
 from themis_lab.comparison.plan import CampaignCell, ComparisonPlan
 from themis_lab.evaluation.truth import (

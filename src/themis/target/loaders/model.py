@@ -50,6 +50,11 @@ def load_model(spec: str, trust: Trust, *, has_weights: bool = False) -> LoadedM
     return LoadedModel(model, getattr(model, "version", None) or hash_file(path))
 
 
+def collection() -> Any:
+    """The models that `--zoo` names, with their data and weights: the loader `zoo`."""
+    return LOADERS["zoo"]
+
+
 def is_file(spec: str) -> bool:
     """Return whether `--model` names a file, judged by its suffix."""
     return Path(spec).suffix.lower() in FILES

@@ -223,7 +223,7 @@ def check_suite(suite: SuiteRun, gates: Gates, target: Any, data: Any) -> SuiteG
     """Check a suite against its gates; without a gate, no fault is allowed."""
     from themis.report.gates.suite import check_suite_gates
     from themis.runs.replay import Replayer
-    from themis.target.target import as_target
+    from themis.target.blackbox import as_target
 
     results = check_suite_gates(suite, gates, rebuild=lambda run: Replayer(run, as_target(target), data))
     if gates:
@@ -252,7 +252,7 @@ def replay_fault(fault: str, target: Any, data: Any, perturbation: Any) -> None:
     from themis.perturb import Perturbation
     from themis.runs.replay import Replayer
     from themis.runs.store.reader import Reader
-    from themis.target.target import as_target
+    from themis.target.blackbox import as_target
 
     folder, id = _split(fault)
     custom = perturbation if isinstance(perturbation, Perturbation) else None
