@@ -28,7 +28,7 @@ from themis.runs.store.reader import Reader
 from themis.runs.store.schema import DATABASE
 from themis.runs.trust import Trusted, permit
 from themis.settings import Settings
-from themis.suites.budget import MemberProgress, Step, fixed_steps, next_step
+from themis.suites.budget import BudgetStep, MemberProgress, fixed_steps, next_step
 from themis.suites.definition import SuiteDefinition, SuiteMember, read_suite
 from themis.suites.folder import RESERVED, SuiteFolder, read_record, signed
 from themis.suites.grades import LevelGrade, grade_clean, grade_member, graded_rows, plain_grade
@@ -51,7 +51,7 @@ class SuiteListener:
         """Return callbacks for the next step of the campaign in a run folder."""
         return ()
 
-    def on_step(self, step: Step, run: Run, n_tests: int, max_tests: int) -> None:
+    def on_step(self, step: BudgetStep, run: Run, n_tests: int, max_tests: int) -> None:
         """A member has run a part of its tests; `n_tests` were run by all members."""
 
     def on_grades(self, member: str, grades: Sequence[LevelGrade]) -> None:
@@ -260,7 +260,7 @@ class _SuiteWork:
             if (summary := _summary(self.folder.member(name))) is not None:
                 self.summaries[name] = summary
         fixed = fixed_steps(self.suite.members, self.options.max_tests, self.options.share)
-        begun = {step["member"]: Step(**step) for step in self.record["schedule"]}  # the last step of each member
+        begun = {step["member"]: BudgetStep(**step) for step in self.record["schedule"]}  # the last step of each member
         for step in begun.values():  # one of them may have been interrupted
             if not self._take(step, members[step.member]):
                 return False
@@ -283,7 +283,7 @@ class _SuiteWork:
                 return False
             n_steps += 1
 
-    def _plan(self, step: Step, member: SuiteMember) -> bool:
+    def _plan(self, step: BudgetStep, member: SuiteMember) -> bool:
         """Take a new step, which is recorded before it begins; returns whether it was not interrupted."""
         if self.limit.is_over:
             return False
@@ -291,7 +291,7 @@ class _SuiteWork:
         self.folder.write(self.record)
         return self._take(step, member)
 
-    def _take(self, step: Step, member: SuiteMember) -> bool:
+    def _take(self, step: BudgetStep, member: SuiteMember) -> bool:
         """Let a member continue up to the tests of a step; returns whether it was not interrupted."""
         out = self.folder.member(member.name)
         summary = self.summaries.get(member.name)

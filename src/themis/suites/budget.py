@@ -18,7 +18,7 @@ OPEN_REASONS = ("tests", "user", "error")
 
 
 @dataclass(frozen=True)
-class Step:
+class BudgetStep:
     """The next part of the budget: a member continues until it has run this many tests in all."""
 
     member: str
@@ -50,13 +50,13 @@ class MemberProgress:
         )
 
 
-def fixed_steps(members: Sequence[SuiteMember], max_tests: int, share: float) -> list[Step]:
+def fixed_steps(members: Sequence[SuiteMember], max_tests: int, share: float) -> list[BudgetStep]:
     """The first step of every member: a share of the budget, divided by weight."""
     total = sum(member.weight for member in members)
     steps = []
     for member in members:
         n = max(1, round(max_tests * share * member.weight / total))
-        steps.append(Step(member.name, n if member.max_tests is None else min(n, member.max_tests), SHARE))
+        steps.append(BudgetStep(member.name, n if member.max_tests is None else min(n, member.max_tests), SHARE))
     return steps
 
 
@@ -67,7 +67,7 @@ def step_size(n_members: int, max_tests: int, share: float) -> int:
 
 def next_step(
     members: Sequence[SuiteMember], progress: dict[str, MemberProgress], n_steps: int, max_tests: int, share: float
-) -> Step | None:
+) -> BudgetStep | None:
     """The next adaptive step after `n_steps` of them; None if the budget is spent or no member has more to do.
 
     Odd steps go to the member in which a random test is most likely to show a new fault, at the upper end of its
@@ -90,4 +90,4 @@ def next_step(
 
     chosen = max(candidates, key=gain)  # the first of equals
     tests = progress[chosen.name].tests + min(left, step_size(len(members), max_tests, share))
-    return Step(chosen.name, tests if chosen.max_tests is None else min(tests, chosen.max_tests), reason)
+    return BudgetStep(chosen.name, tests if chosen.max_tests is None else min(tests, chosen.max_tests), reason)
