@@ -58,7 +58,7 @@ COMMANDS = {
     "diff": ["diff", "run", "other", "--kind", "versions", "--tests", "20", "--no-curve"],
     "gate": ["gate", "run", "--max-new-faults", "10000", "--baseline", "other"],
     "retrain": ["retrain", "run", "--judge", "idx:missing", "--out", "better", "--quiet"],
-    "retrain --from": ["retrain", "run", "--from", "random", "--judge", "idx:missing", "--out", "better", "--quiet"],
+    "contest": ["contest", "run", "--techniques", "random", "--judge", "idx:missing", "--out", "better", "--quiet"],
     "run --config": ["run", "--config", "run/config.yaml", "--out", "new", "--quiet", "--no-report"],
     "check --config": ["check", "--config", "run/short.yaml"],
 }
@@ -67,7 +67,7 @@ COMMANDS = {
 def words_of(name):
     fault = str(Reader("run").faults()[0].id)
     words = [fault if word == FAULT else word for word in COMMANDS[name]]
-    if name.startswith("retrain"):
+    if name.startswith(("retrain", "contest")):
         words[words.index("idx:missing")] = "npy:judge.npy"
         import numpy as np
 

@@ -185,7 +185,7 @@ def test_markdown_is_appended_to_any_file(here):
 EXPERIMENTS = {
     "compare": ["compare", "--model", "mine:net", "--data", "mine:data", "--perturb", "gaussian", "--workers", "1"],
     "retrain": ["retrain", "run", "--judge", "mine:others"],
-    "contest": ["retrain", "run", "--judge", "mine:others", "--from", "random"],
+    "contest": ["contest", "run", "--judge", "mine:others", "--techniques", "random"],
 }
 
 

@@ -440,7 +440,7 @@ def test_attacks_use_the_current_weights(case):
     made = Batches(target, current, some, split, [fgsm], WRONG, recipe.for_task(True, False))
     with target.opened(), torch.no_grad():
         before = next(made.epoch(1)).inputs
-        current.module.fcs[-1].weight.neg_()
+        current.module.fc3.weight.neg_()
         after = next(made.epoch(1)).inputs
     assert torch.equal(before[: made.n_clean], after[: made.n_clean])
     assert (before != after)[made.n_clean :].float().mean() > 0.2
