@@ -299,13 +299,16 @@ class Run:
         max_new_faults: int | None = None,
         baseline: Run | str | Path | None = None,
         trust: Trusted = False,
+        allow_constant: bool = False,
     ) -> Any:
         """Check limits as `themis gate` does; the `GateResults` are true if all gates pass, and print as lines.
 
         baseline: the run that `max_new_faults` compares with, or its folder. trust: run folders whose code may run
-        although they were not made on this machine by this user.
+        although they were not made on this machine by this user. allow_constant: True if `max_fault_rate` may pass
+        although the clean answers are no better than a constant.
         """
-        gates = _shown("gates.gates").Gates.of(fail_under, max_fault_rate, max_new_faults, baseline, trust)
+        limits = (fail_under, max_fault_rate, max_new_faults, baseline, trust, allow_constant)
+        gates = _shown("gates.gates").Gates.of(*limits)
         if not gates:
             raise UsageError("a gate must be given, but there is none: pass max_fault_rate=0.05 or another limit")
         return _shown("gates.gates").check_gates(self, gates, folder=self.folder)

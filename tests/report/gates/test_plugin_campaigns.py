@@ -108,6 +108,27 @@ def test_a_failure_is_also_reported_in_a_ci_job(project, monkeypatch):
     assert "Traceback" not in text
 
 
+def test_a_constant_model_fails_with_and_without_limits_unless_it_is_allowed(project):
+    project.makepyfile(
+        test_constant="""
+        import pytest
+        from torch import nn
+        from world import DIGITS
+
+        NET = nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.ReLU(), nn.Linear(8, 10))
+        nn.init.zeros_(NET[3].weight)
+
+        @pytest.mark.filterwarnings("ignore:all 167 clean answers")
+        @pytest.mark.parametrize("limits", [{}, {"max_fault_rate": 1.0}, {"allow_constant": True}])
+        def test_it(robustness, limits):
+            robustness(NET, DIGITS[0], "gaussian", max_tests=100, **limits)
+        """
+    )
+    result = project.runpytest_inprocess()
+    result.assert_outcomes(failed=2, passed=1)
+    assert found_in(result).count("but all 167 clean answers are the same, so that it says nothing") >= 2
+
+
 def test_a_fault_is_replayed_by_its_own_test(project):
     project.makepyfile(test_weak=WEAK + "\n    def test_other(robustness):\n        robustness(NET, DIGITS, 'shot')\n")
     first = found_in(project.runpytest_inprocess("-k", "noise"))
