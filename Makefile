@@ -38,7 +38,7 @@ $(RIVALS): $(READY)
 	$(INSTALL) -e '.[attacks,bench,coco,mlflow,wandb,integrations,ray]'
 	touch $(RIVALS)
 
-demo: $(READY)  ## train LeNet-5 on real digits, test it, draw its faults (about a minute)
+demo: $(READY)  ## train LeNet-5 on real digits, test it, draw its faults (seconds after the set-up)
 	$(BIN)/themis demo
 
 quick: $(READY)  ## run the tests that matter most (under a minute)

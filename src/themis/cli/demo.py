@@ -119,6 +119,8 @@ def trained_lenet5(train: Seeds, held_out: Seeds, say: Any) -> nn.Module:
     """LeNet-5 trained on the digits; loaded from the cache if it was trained before."""
     import torch
 
+    from themis.runs.environment import threads
+
     path = _cache() / f"{RECIPE}.pt"
     model = lenet5()
     try:
@@ -126,7 +128,8 @@ def trained_lenet5(train: Seeds, held_out: Seeds, say: Any) -> nn.Module:
         say(f"Loaded LeNet-5 from {path}: {_describe_accuracy(model, held_out)}")
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError):
         began = perf_counter()
-        _train(model, train)
+        with threads(1):  # several would mostly wait for each other: the batches are small
+            _train(model, train)
         _keep(model.state_dict(), path)
         seconds = perf_counter() - began
         say(f"Trained LeNet-5 on {len(train):,} digits in {seconds:.0f} s: {_describe_accuracy(model, held_out)}")
