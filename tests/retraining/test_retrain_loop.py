@@ -65,7 +65,7 @@ def searched():
 def looped(searched, tmp_path_factory):
     data, run = searched
     out = tmp_path_factory.mktemp("loop") / "out"
-    return retrain(run, data=data, out=out, rounds=3, **QUICK), out
+    return retrain(run, data=data, out=out, rounds=3, **{**QUICK, "learning_rate": 0.05}), out
 
 
 def test_the_fault_rate_falls_and_the_result_says_why_the_rounds_ended(looped):
