@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -25,6 +25,7 @@ from themis.data.features import Features
 from themis.data.seeds import Seeds, read_seeds
 from themis.errors import DataError, ModelError, UsageError, nearest, warn
 from themis.judge import choose_judge
+from themis.keywords import ResumeOptions, RunOptions
 from themis.perturb import Perturbation, choose_perturbation
 from themis.runs.environment import (
     as_plain_data,
@@ -67,7 +68,7 @@ def run(
     train: Any = None,
     rivals: Iterable[AnyTarget | nn.Module] = (),
     executor: RayExecutor | str | None = None,
-    **options: Any,
+    **options: Unpack[RunOptions],
 ) -> Run:
     """Test `target` on `data` under `perturbation`. Options are the fields of `Settings`.
 
@@ -140,7 +141,7 @@ def resume(
     callbacks: Iterable[Callback] = (),
     trust: Trusted = False,
     executor: RayExecutor | str | None = None,
-    **options: Any,
+    **options: Unpack[ResumeOptions],
 ) -> Run:
     """Resume the run in the folder `out`; it ends as if it had never been stopped.
 
@@ -153,7 +154,7 @@ def resume(
         raise UsageError("features must come with the data they describe: pass data=..., or name both in origin=...")
     Reader(out, is_brief=True).close()  # refuses a folder without a run
     with closing(Writer(out)) as store, closing(Reader(out, is_brief=True)) as run:
-        settings = _settings(run, options)
+        settings = _settings(run, dict(options))
         if features is not None:
             data = describe_columns(read_seeds(data, settings.max_seeds), features)
         chosen = policy or _recorded_policy(settings)

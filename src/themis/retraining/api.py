@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from themis.errors import MissingExtraError, UsageError, nearest
 from themis.experiments import ExperimentFolder, ExperimentPlan, Listener
+from themis.keywords import RetrainOptions
 from themis.perturb import Perturbation
 from themis.retraining.batches import show_classes, show_numbers
 from themis.retraining.figure import draw
@@ -43,7 +44,7 @@ def retrain(
     listener: Listener | None = None,
     command: str | None = None,
     trust: Trusted = False,
-    **options: Any,
+    **options: Unpack[RetrainOptions],
 ) -> Retrained:
     """Retrain the model of a run on its faults; options are the fields of `Recipe` and `RetrainingPlan`.
 
@@ -62,7 +63,7 @@ def retrain(
         command: The command line, for the record.
         trust: True if code that the folder names may run although the folder was not made on this machine by this user.
     """
-    recipe, plan, own = read_options(options)
+    recipe, plan, own = read_options(dict(options))
     runs: list[Any] = list(run) if isinstance(run, list | tuple) else [run]
     if not runs:
         raise UsageError("run must be a finished Run or the folder of one, or several of them, got none")

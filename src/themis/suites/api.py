@@ -8,7 +8,7 @@ from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from torch import nn
@@ -19,6 +19,7 @@ from themis.campaign.setup import class_numbers
 from themis.data.features import Features
 from themis.data.seeds import read_seeds
 from themis.errors import UsageError
+from themis.keywords import SuiteKeywords
 from themis.runs.checkpoint import read_progress
 from themis.runs.environment import as_plain_data, threads
 from themis.runs.run import Round, Run
@@ -70,7 +71,7 @@ def run_suite(
     classes: Sequence[str] | None = None,
     callbacks: Iterable[Callback] = (),
     listener: SuiteListener | None = None,
-    **options: Any,
+    **options: Unpack[SuiteKeywords],
 ) -> SuiteRun:
     """Test `target` on `data` under every perturbation of a suite; all results are in one folder.
 
@@ -91,7 +92,7 @@ def run_suite(
         listener: Notified as the suite proceeds.
     """
     refuse_target_options(options)
-    suite_options, settings = read_options(options)
+    suite_options, settings = read_options(dict(options))
     seeds = read_seeds(data, settings.max_seeds)
     definition = choose_suite(suite, align_seeds(as_target(target), seeds).shape[1:])
     return _run(

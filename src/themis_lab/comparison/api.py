@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from torch import nn
@@ -32,6 +32,7 @@ from themis_lab.comparison.plan import FREE, GRID, CampaignCell, ComparisonPlan
 from themis_lab.comparison.rates import BOX, FULL, ErrorRates, SeedParts, split_seeds
 from themis_lab.comparison.summary import Comparison, Record, markdown, summarise
 from themis_lab.executors import choose_cell_executor
+from themis_lab.keywords import CompareOptions
 from themis_lab.techniques import DIFFERENTIAL
 
 RATES = "rates.json"
@@ -77,7 +78,7 @@ def compare(
     origin: Origin | None = None,
     listener: Listener | None = None,
     executor: RayExecutor | str | None = None,
-    **options: Any,
+    **options: Unpack[CompareOptions],
 ) -> Comparison:
     """Compare techniques on `target` and `data` under `perturbation`; options are the fields of `ComparisonPlan`.
 

@@ -7,7 +7,7 @@ from contextlib import closing, nullcontext
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from themis.compute.cluster import RayExecutor, choose_executor
 from themis.errors import UsageError
@@ -32,6 +32,7 @@ from themis_lab.contest.cells import (
 from themis_lab.contest.plan import FREE, ContestCell, ContestPlan
 from themis_lab.contest.standings import TABLE, Contested, draw, markdown, summarise
 from themis_lab.executors import choose_cell_executor
+from themis_lab.keywords import ContestOptions
 
 CELLS, INPUTS, RESULT, FIGURE = "cells", "inputs.json", "contest.json", "contest.png"
 FRESH = 0.0
@@ -52,7 +53,7 @@ def contest_run(
     listener: Listener | None = None,
     trust: Trusted = False,
     executor: RayExecutor | str | None = None,
-    **options: Any,
+    **options: Unpack[ContestOptions],
 ) -> Contested:
     """Let techniques choose inputs from the search seeds of a run, train on each choice, and judge them alike.
 
