@@ -1,4 +1,4 @@
-"""The measured part of docs/evaluation.md, and docs/evaluation-cells.md, made from benchmarks/results/evaluation.json.
+"""Write the measured part of docs/lab/evaluation.md, and evaluation-cells.md, from benchmarks/results/evaluation.json.
 
     python benchmarks/evaluation.py [FOLDER] [--merge FOLDER ...] [--truth FOLDER]
     python benchmarks/evaluation.py --sample DATA
@@ -32,7 +32,8 @@ from themis_lab.zoo.splits import ReadSplit, SplitName, read_cifar10, read_mnist
 
 ROOT = Path(__file__).parents[1]
 PLAN = ROOT / "benchmarks/evaluation.yaml"
-RESULTS, PAGE, IMAGES = ROOT / "benchmarks/results/evaluation.json", ROOT / "docs/evaluation.md", ROOT / "docs/images"
+RESULTS, IMAGES = ROOT / "benchmarks/results/evaluation.json", ROOT / "docs/images"
+PAGE = ROOT / "docs/lab/evaluation.md"
 COMMAND = "themis evaluate benchmarks/evaluation.yaml --data evaluation_data --out runs/evaluation"
 TRUTH_COMMAND = "themis evaluate benchmarks/truth.yaml --data evaluation_data --out runs/truth"
 MARKS = "<!-- benchmarks/evaluation.py writes what follows, from the results. -->", "<!-- End of the results. -->"
@@ -134,7 +135,7 @@ def write_idx(seeds: Seeds, folder: Path, name: str) -> None:
 def write_page(text: str, evaluation: Evaluation) -> str:
     """The page with what is between its marks replaced."""
     (head, _, rest), (start, end) = text.partition(MARKS[0]), MARKS
-    figures = {name: f"images/evaluation-{name}.png" for name in FIGURES}
+    figures = {name: f"../images/evaluation-{name}.png" for name in FIGURES}
     return f"{head}{start}\n\n{evaluation_page(evaluation, figures)}\n\n{end}{rest.partition(end)[2]}"
 
 

@@ -64,7 +64,7 @@ def test_the_table_of_perturbations_is_complete():
 def test_the_table_of_criteria_is_complete():
     from themis_lab.criteria import CRITERIA
 
-    text = (ROOT / "docs/criteria.md").read_text()
+    text = (ROOT / "docs/lab/criteria.md").read_text()
     lines = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if re.match(r"\| `\w+` \|", line)]
     rows = [(cells[1].strip("`"), *cells[3:6]) for cells in lines if len(cells) == 7]
     assert [name for name, *_ in rows] == list(CRITERIA)

@@ -22,6 +22,6 @@ def test_the_page_shows_the_stored_results(script):
     from themis_lab.evaluation.summary import Evaluation
 
     evaluation = Evaluation(json.loads(script.RESULTS.read_text()))
-    page, cells = ((ROOT / f"docs/{name}.md").read_text() for name in ("evaluation", "evaluation-cells"))
+    page, cells = ((ROOT / f"docs/lab/{name}.md").read_text() for name in ("evaluation", "evaluation-cells"))
     assert page == script.write_page(page, evaluation)
     assert cells == f"{script.cells_page(evaluation)}\n"

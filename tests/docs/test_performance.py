@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
         ("throughput", ("throughput",), 11, "performance.md"),
         ("floor", ("floor_cpu",), 4, "performance.md"),
         ("criteria", ("criteria_gpu", "criteria_cpu"), 17, "results.md"),
-        ("regain", ("regain_gpu", "regain_cpu"), 17, "retrain.md"),
+        ("regain", ("regain_gpu", "regain_cpu"), 17, "lab/regain.md"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TOP = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
-DOCUMENTS = [*TOP, *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*TOP, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "lab").glob("*.md"))]
 FILE = re.compile(r"# (\w+\.py)\n")
 
 

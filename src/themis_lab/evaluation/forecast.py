@@ -28,7 +28,7 @@ from themis_lab.evaluation.plan import (
 from themis_lab.techniques import PRESET, choose_technique
 
 SPEED = 3000
-"""Passes of LeNet-5 per second on one core of a CPU, in the campaigns behind docs/evaluation.md (median)."""
+"""Passes of LeNet-5 per second on one core of a CPU, in the campaigns behind docs/lab/evaluation.md (median)."""
 
 
 def expect_rates(plan: EvaluationPlan, pairs: Iterable[tuple[str, str]]) -> dict[EvaluationCell, Record]:
