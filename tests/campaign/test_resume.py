@@ -142,18 +142,6 @@ def test_resuming_rejects_a_policy_whose_state_lacks_something(trained, tmp_path
     assert (tmp_path / "run/summary.json").read_bytes() == summary
 
 
-def test_resuming_fills_in_state_that_earlier_runs_may_lack(trained, tmp_path):
-    class LearnsMore(Learns):
-        optional_state = frozenset({"more"})
-
-    model, digits = trained
-    campaign(trained, max_tests=640, policy=Random(), out=tmp_path / "run")
-    policy = LearnsMore()
-    run = themis.resume(tmp_path / "run", model, digits, policy=policy, max_tests=1280)
-    assert run.rounds[-1].tests == 1280
-    assert policy.state["more"].tolist() == [0]
-
-
 def test_time_and_passes_continue_to_be_counted(trained, tmp_path):
     model, digits = trained
     stopped = campaign(trained, max_tests=2560, out=tmp_path / "run", callbacks=[StopAt(1)])

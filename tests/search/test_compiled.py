@@ -68,7 +68,7 @@ def test_it_samples_the_same_kinds():
     draws = np.random.default_rng()
     space, number, n = make_space("gaussian", draws), np.arange(100_000), len(kinds.KINDS)
     costs, state = 1 + draws.random(n), {"tried": 500 * draws.random(n), "paid": 60 * draws.random(n)}
-    arguments = (native.library(), space, number, state, kinds.HOPE, costs, kinds.PLAIN, n)
+    arguments = (native.library(), space, number, state, kinds.PRIOR_RETURN, costs, kinds.PLAIN, n)
     expected = kinds.sample_kinds(space, number, state, costs, n)
     for ours, theirs in zip(compiled.sample_kinds(*arguments), expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -105,9 +105,9 @@ def test_arrays_that_do_not_fit_are_refused():
     draws = np.random.default_rng()
     policy = Scheduled()
     policy.init(make_space("gaussian", draws))
-    policy.state["kin"][7] = 7
+    policy.state["answer_index"][7] = 7
     with pytest.raises(IndexError, match="the number of its clean answer"):
         policy.propose(np.arange(10))
-    policy.state["kin"] = policy.state["kin"].astype(np.int32)
+    policy.state["answer_index"] = policy.state["answer_index"].astype(np.int32)
     with pytest.raises(TypeError, match="expected int64"):
         policy.propose(np.arange(10))

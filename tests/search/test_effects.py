@@ -9,7 +9,7 @@ from themis import Theta
 from themis.measure.tests import Results
 from themis.perturb import Perturbation
 from themis.search import choose_policy
-from themis.search.effects import MOST_DIMENSIONS
+from themis.search.effects import MAX_COMPARED_DIMENSIONS
 from themis.search.policy import Space
 
 pytestmark = pytest.mark.quick
@@ -73,10 +73,10 @@ def test_every_corner_of_a_seed_is_tried_and_with_noise_tried_again():
         assert len(thetas) > 8
 
 
-@pytest.mark.parametrize("n_dimensions", [1, MOST_DIMENSIONS, MOST_DIMENSIONS + 1])
+@pytest.mark.parametrize("n_dimensions", [1, MAX_COMPARED_DIMENSIONS, MAX_COMPARED_DIMENSIONS + 1])
 def test_with_too_many_dimensions_seeds_take_their_corners_in_random_order(n_dimensions):
     policy = choose_policy("scheduled")
     portions = proposals(policy, space(n_dimensions), lambda answer, theta: 0.4 + 0.8 * (theta[:, 0] > 0))
     share = np.mean(np.concatenate([loss[corners(tests)] > 1 for tests, loss in portions]))
-    assert share > 0.8 if n_dimensions <= MOST_DIMENSIONS else 0.2 < share < 0.8
-    assert not policy.state["visited"].any() or n_dimensions <= MOST_DIMENSIONS
+    assert share > 0.8 if n_dimensions <= MAX_COMPARED_DIMENSIONS else 0.2 < share < 0.8
+    assert not policy.state["visited"].any() or n_dimensions <= MAX_COMPARED_DIMENSIONS

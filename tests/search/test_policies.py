@@ -11,10 +11,17 @@ from themis.measure.tests import Results
 from themis.perturb import Perturbation
 from themis.search import POLICIES, choose_policy
 from themis.search.ascent import ASCENTS, STEP
-from themis.search.chances import EDGE, FIRST_FAULT, kept_margin, learn_margins, spreads_above, values
-from themis.search.kinds import CLIMBERS, TRIAL
+from themis.search.chances import (
+    FIRST_FAULT_BONUS,
+    KEPT_MARGIN_OFFSET,
+    kept_margin,
+    learn_margins,
+    spreads_above,
+    values,
+)
+from themis.search.kinds import ASCENT_GROUP, TRIAL_SHARE
 from themis.search.policy import Novelty, Space
-from themis.search.scheduled import AT_ONCE, JITTER, Scheduled
+from themis.search.scheduled import BORROWED_JITTER, TESTS_PER_SEED, Scheduled
 
 pytestmark = pytest.mark.quick
 
@@ -138,8 +145,8 @@ def test_scheduled_prefers_small_margins_and_lets_failed_seeds_rest():
     assert len(chosen) > 10
     assert (chosen % 2 == 1).mean() > 0.9
     assert policy.state["faults"][1::2].sum() == 0
-    assert policy.state["new"][0].sum() == 50  # only the first fault of a seed was new
-    assert policy.state["new"][1:].sum() == 0
+    assert policy.state["new_faults"][0].sum() == 50  # only the first fault of a seed was new
+    assert policy.state["new_faults"][1:].sum() == 0
 
 
 def test_scheduled_leaves_seeds_that_withstand_and_learns_how_far_margins_fall():
@@ -154,9 +161,9 @@ def test_scheduled_leaves_seeds_that_withstand_and_learns_how_far_margins_fall()
         policy.state["first"], policy.state["spreads"] = np.array(0), spreads_above(policy.state, where)
         policy.observe(every, results(every, held))
     after = values(policy.state, where, 1, spreads_above(policy.state, where))[0] * (
-        EDGE + kept_margin(policy.state, where)
+        KEPT_MARGIN_OFFSET + kept_margin(policy.state, where)
     )
-    before *= 1 + EDGE
+    before *= 1 + KEPT_MARGIN_OFFSET
     assert (np.diff(before) < 0).all()
     assert after[50] > after[0]
     assert after[50] > 2 * after[49]
@@ -173,7 +180,7 @@ def test_scheduled_learns_what_a_margin_is_worth():
     fresh = policy.state["tests"] == 0
     assert fresh.any()
     worth = values(policy.state, where, 1, spreads_above(policy.state, where))[0]
-    assert 0.6 < worth[fresh].mean() / (1 + FIRST_FAULT) < 0.95  # though their clean margins are large
+    assert 0.6 < worth[fresh].mean() / (1 + FIRST_FAULT_BONUS) < 0.95  # though their clean margins are large
     assert worth[fresh].mean() > 2 * worth[policy.state["faults"] > 0].mean()  # whose next fault may be the same
 
 
@@ -246,7 +253,7 @@ def test_scheduled_offers_the_theta_of_faults_to_other_seeds():
     borrowed = tests.kind == "borrowed"
     assert 40 < borrowed.sum() < 160
     moved = np.abs(tests.theta[borrowed] - odd) / where.width
-    assert 0 < moved.max() <= JITTER
+    assert 0 < moved.max() <= BORROWED_JITTER
     assert (tests.seed[borrowed] != fault.seed).any()
 
 
@@ -273,7 +280,7 @@ def test_scheduled_borrows_from_seeds_with_the_same_answer():
     borrowed = tests.kind == "borrowed"
     assert borrowed.sum() > 30
     moved = np.abs(tests.theta[borrowed] - theta[tests.seed[borrowed] // 2 % 2]) / where.width
-    assert moved.max() <= JITTER
+    assert moved.max() <= BORROWED_JITTER
 
 
 def test_the_same_test_never_runs_twice_unless_noise_makes_it_new():
@@ -324,11 +331,11 @@ def test_scheduled_gives_an_unprofitable_gradient_only_a_trial():
     policy.init(where)
     spent, every = climb(policy, where, 40, lambda tests: (tests.kind == "corner") & (tests.number % 5 == 0))
     for kind in ASCENTS:
-        assert 0 < spent[kind] <= TRIAL * 40 * 400 * 1.1 + 3 * CLIMBERS
+        assert 0 < spent[kind] <= TRIAL_SHARE * 40 * 400 * 1.1 + 3 * ASCENT_GROUP
     for tests in every:  # ascents come last, one kind after the other, with each seed once
         kinds = [kind for kind in tests.kind.tolist() if kind in ASCENTS]
         assert kinds == sorted(kinds)
-        assert all(not 0 < kinds.count(kind) < CLIMBERS / AT_ONCE for kind in ASCENTS)
+        assert all(not 0 < kinds.count(kind) < ASCENT_GROUP / TESTS_PER_SEED for kind in ASCENTS)
         assert not np.isin(tests.kind[: len(tests) - len(kinds)], list(ASCENTS)).any()
 
 
@@ -349,7 +356,7 @@ def test_an_ascent_follows_its_gradient_with_the_same_noise_to_the_top():
         for k in np.flatnonzero(tests.kind == "margin ascent"):
             steps.setdefault((int(tests.seed[k]), int(tests.noise_seed[k])), []).append(tests.theta[k])
     climbs = [np.array(each) for each in steps.values() if len(each) > 1]
-    assert len(climbs) >= CLIMBERS
+    assert len(climbs) >= ASCENT_GROUP
     for thetas in climbs:
         np.testing.assert_allclose(np.diff(thetas[:, 0])[:-1], STEP * 2, rtol=1e-5)
         assert 0 < np.diff(thetas[:, 0])[-1] <= STEP * 2 + 1e-6  # up to the bound

@@ -273,12 +273,12 @@ class State:
         self.shape.restore(tree["shape"], device)
         self.tally.restore(_as_arrays(tree["tally"]), [(round.tests, round.distinct_faults) for round in rounds])
         policy_state = _as_arrays(tree["policy"])
-        if self.policy.state.keys() - policy_state.keys() - self.policy.optional_state:
+        if self.policy.state.keys() - policy_state.keys():
             raise StoreError(
                 "cannot resume: this run was created by another version of Themis, whose policy stores other data; "
                 "start a new run"
             )
-        self.policy.state = {**self.policy.state, **policy_state}
+        self.policy.state = policy_state
         if self.criterion is not None:
             criterion_state = {name: tensor.to(device) for name, tensor in tree["criterion"].items()}
             layout = None if setup.criterion_view is None else setup.criterion_view.layout

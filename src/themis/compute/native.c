@@ -520,17 +520,17 @@ void themis_converge(const float *activations, const float *clean, int64_t n_tes
 /* The arithmetic of the search: the same steps as in search/chances.py and search/kinds.py, with the same constants.
  *
  * Sums are added in the order of the tests, so that they are the same on every CPU. */
-#define MEMORY 1500.0
+#define FADING_TESTS 1500.0
 #define LEAST_PRECISION 1e-6
-#define DOUBT 20.0
-#define WORTH 5.0
-#define KIN 5.0
-#define CLEAN_WORTH 0.25
-#define FIRST_FAULT 1.0
-#define SPENT 0.3
-#define EDGE 0.03f
-#define MOST_FAULTS 32
-#define MOST_ONCE 16
+#define PRIOR_TESTS 20.0
+#define ESTIMATE_WEIGHT 5.0
+#define ANSWER_PRIOR_FAULTS 5.0
+#define CLEAN_MARGIN_WEIGHT 0.25
+#define FIRST_FAULT_BONUS 1.0
+#define REPEAT_VALUE 0.3
+#define KEPT_MARGIN_OFFSET 0.03f
+#define MAX_SEED_FAULTS 32
+#define MAX_SEEN_ONCE 16
 
 #pragma GCC push_options
 #pragma GCC optimize("no-associative-math", "fp-contract=off", "no-math-errno", "no-trapping-math")
@@ -571,40 +571,42 @@ struct seeds {
     int64_t n_seeds, n_answers;
     const float *clean;  /* margins */
     const float *margin; /* the smallest margins so far */
-    const int64_t *kin;  /* numbers of clean answers */
-    int64_t *tests, *broke, *faults, *once;
+    const int64_t *answer_index; /* numbers of clean answers */
+    int64_t *tests, *broke, *faults, *seen_once;
     const int64_t *corners; /* that were tried */
     double *total_margin;
-    double *fallen, *frail;               /* [2, n_answers] */
-    double *curve, *precision, *surprise; /* [2], [2, 2], [] */
-    double *met, *new;                    /* [MOST_FAULTS, MOST_ONCE] */
+    double *margin_losses, *answer_faults;         /* [2, n_answers] */
+    double *curve, *precision, *squared_shortfall; /* [2], [2, 2], [] */
+    double *seen_faults, *new_faults;              /* [MAX_SEED_FAULTS, MAX_SEEN_ONCE] */
 };
 
-/* Where seeds with so many faults, and outcomes seen once, are found in `met` and `new`. */
-static inline int64_t cell_of(int64_t faults, int64_t once)
+/* Where seeds with so many faults, and outcomes seen once, are found in `seen_faults` and `new_faults`. */
+static inline int64_t cell_of(int64_t faults, int64_t seen_once)
 {
-    faults = faults < 0 ? 0 : faults < MOST_FAULTS ? faults : MOST_FAULTS - 1;
-    once = once < 0 ? 0 : once < MOST_ONCE ? once : MOST_ONCE - 1;
-    return faults * MOST_ONCE + once;
+    faults = faults < 0 ? 0 : faults < MAX_SEED_FAULTS ? faults : MAX_SEED_FAULTS - 1;
+    seen_once = seen_once < 0 ? 0 : seen_once < MAX_SEEN_ONCE ? seen_once : MAX_SEEN_ONCE - 1;
+    return faults * MAX_SEEN_ONCE + seen_once;
 }
 
 static double frailty(const struct seeds *s, int64_t answer)
 {
-    return log((s->frail[answer] + KIN) / (s->frail[s->n_answers + answer] + KIN));
+    double faults = s->answer_faults[answer], expected_faults = s->answer_faults[s->n_answers + answer];
+    return log((faults + ANSWER_PRIOR_FAULTS) / (expected_faults + ANSWER_PRIOR_FAULTS));
 }
 
 /* The mean margin of a seed; usual is the usual loss of margin. */
 static inline double expected(const struct seeds *s, int64_t seed, double usual)
 {
-    int64_t answer = s->kin[seed];
-    double fall = (s->fallen[s->n_answers + answer] + DOUBT * usual) / (s->fallen[answer] + DOUBT);
-    double first = CLEAN_WORTH * (s->clean[seed] - fall);
-    return (first + s->total_margin[seed]) / (CLEAN_WORTH + (double)s->tests[seed]);
+    int64_t answer = s->answer_index[seed];
+    double tests = s->margin_losses[answer], loss = s->margin_losses[s->n_answers + answer];
+    double fall = (loss + PRIOR_TESTS * usual) / (tests + PRIOR_TESTS);
+    double first = CLEAN_MARGIN_WEIGHT * (s->clean[seed] - fall);
+    return (first + s->total_margin[seed]) / (CLEAN_MARGIN_WEIGHT + (double)s->tests[seed]);
 }
 
 static double usual_fall(const struct seeds *s)
 {
-    return sum(s->fallen + s->n_answers, s->n_answers) / at_least(sum(s->fallen, s->n_answers), 1.0);
+    return sum(s->margin_losses + s->n_answers, s->n_answers) / at_least(sum(s->margin_losses, s->n_answers), 1.0);
 }
 
 /* Learns from n_tests tests of the search stream: `learn_margins` in search/chances.py.
@@ -614,14 +616,14 @@ static double usual_fall(const struct seeds *s)
 int32_t themis_learn_margins(const struct seeds *s, int64_t n_tests, const int64_t *position, const uint8_t *is_fault,
                              const float *margins, const double *spreads, double *shortfall)
 {
-    if (!are_below(position, n_tests, s->n_seeds) || !are_below(s->kin, s->n_seeds, s->n_answers))
+    if (!are_below(position, n_tests, s->n_seeds) || !are_below(s->answer_index, s->n_seeds, s->n_answers))
         return 1;
-    double fading = exp(-(double)n_tests / MEMORY), before[2] = {s->curve[0], s->curve[1]};
+    double fading = exp(-(double)n_tests / FADING_TESTS), before[2] = {s->curve[0], s->curve[1]};
     double first = before[0], second = before[1], c11 = 0.0, c12 = 0.0, c22 = 0.0;
     double p11 = at_least(fading * s->precision[0], LEAST_PRECISION), p12 = fading * s->precision[1];
     double p22 = at_least(fading * s->precision[3], LEAST_PRECISION), *frailties = shortfall;
     for (int64_t t = 0; t < n_tests; t++)
-        frailties[t] = frailty(s, s->kin[position[t]]);
+        frailties[t] = frailty(s, s->answer_index[position[t]]);
     for (int64_t step = 0; step < 4; step++) { /* of Newton's method */
         double slope1 = 0.0, slope2 = 0.0;
         c11 = c12 = c22 = 0.0;
@@ -652,26 +654,26 @@ int32_t themis_learn_margins(const struct seeds *s, int64_t n_tests, const int64
     for (int64_t j = 0; j < s->n_seeds; j++)
         limit = fabsf(s->clean[j]) > limit ? fabsf(s->clean[j]) : limit;
     for (int64_t j = 0; j < 2 * s->n_answers; j++)
-        s->frail[j] *= fading;
+        s->answer_faults[j] *= fading;
     for (int64_t t = 0; t < n_tests; t++) {
-        int64_t answer = s->kin[position[t]];
+        int64_t answer = s->answer_index[position[t]];
         float margin = (float)at_most(at_least(margins[t], -limit), limit); /* an extreme output counts as one fault */
-        s->frail[answer] += is_fault[t];
-        s->frail[s->n_answers + answer] += logistic(first + second * spreads[t]);
-        s->fallen[answer] += 1.0;
-        s->fallen[s->n_answers + answer] += s->clean[position[t]] - margin;
+        s->answer_faults[answer] += is_fault[t];
+        s->answer_faults[s->n_answers + answer] += logistic(first + second * spreads[t]);
+        s->margin_losses[answer] += 1.0;
+        s->margin_losses[s->n_answers + answer] += s->clean[position[t]] - margin;
     }
     double usual = usual_fall(s), surprise = 0.0;
     for (int64_t t = 0; t < n_tests; t++) {
-        double doubt = 1.0 + 1.0 / (CLEAN_WORTH + (double)s->tests[position[t]]);
+        double doubt = 1.0 + 1.0 / (CLEAN_MARGIN_WEIGHT + (double)s->tests[position[t]]);
         double margin = at_most(at_least(margins[t], -limit), limit);
         shortfall[t] = expected(s, position[t], usual) - margin;
         surprise += shortfall[t] * shortfall[t] / doubt;
     }
-    *s->surprise += surprise;
-    double variance = *s->surprise / sum(s->fallen, s->n_answers);
+    *s->squared_shortfall += surprise;
+    double variance = *s->squared_shortfall / sum(s->margin_losses, s->n_answers);
     for (int64_t t = 0; t < n_tests; t++) {
-        double doubt = 1.0 + 1.0 / (CLEAN_WORTH + (double)s->tests[position[t]]);
+        double doubt = 1.0 + 1.0 / (CLEAN_MARGIN_WEIGHT + (double)s->tests[position[t]]);
         shortfall[t] /= at_least(sqrt(variance * doubt), 1e-12);
     }
     for (int64_t t = 0; t < n_tests; t++) {
@@ -696,7 +698,7 @@ int64_t themis_learn_faults(const struct seeds *s, int64_t n, int64_t n_known, c
         return -1;
     int64_t i = 0, n_new = 0;
     for (int64_t t = 0; t < n; t++)
-        s->met[cell_of(s->faults[position[t]], s->once[position[t]])]++;
+        s->seen_faults[cell_of(s->faults[position[t]], s->seen_once[position[t]])]++;
     for (int64_t g = 0, end; g < n; g = end) { /* faults with the same key */
         int64_t fault = order[g];
         for (end = g + 1; end < n && key[order[end]] == key[fault];)
@@ -712,7 +714,7 @@ int64_t themis_learn_faults(const struct seeds *s, int64_t n, int64_t n_known, c
             merged_times[i + n_new] += times[i];
             i++;
         } else {
-            s->new[cell_of(s->faults[position[fault]], s->once[position[fault]])]++;
+            s->new_faults[cell_of(s->faults[position[fault]], s->seen_once[position[fault]])]++;
             change[fault] = end - g == 1;
             first[n_new++] = fault;
         }
@@ -722,7 +724,7 @@ int64_t themis_learn_faults(const struct seeds *s, int64_t n, int64_t n_known, c
         merged_times[i + n_new] = times[i];
     }
     for (int64_t t = 0; t < n; t++) {
-        s->once[position[t]] += change[t];
+        s->seen_once[position[t]] += change[t];
         s->faults[position[t]]++;
     }
     return n_new;
@@ -734,10 +736,10 @@ int64_t themis_learn_faults(const struct seeds *s, int64_t n, int64_t n_known, c
 static inline __attribute__((always_inline)) void find_spreads(
     const struct seeds *s, double first_spread, double *spreads)
 {
-    double n = sum(s->fallen, s->n_answers), usual = usual_fall(s);
-    double spread = at_least(n > 0.0 ? sqrt(*s->surprise / n) : first_spread, 1e-12);
+    double n = sum(s->margin_losses, s->n_answers), usual = usual_fall(s);
+    double spread = at_least(n > 0.0 ? sqrt(*s->squared_shortfall / n) : first_spread, 1e-12);
     for (int64_t j = 0; j < s->n_seeds; j++) {
-        double doubt = sqrt(1.0 + 1.0 / (CLEAN_WORTH + (double)s->tests[j]));
+        double doubt = sqrt(1.0 + 1.0 / (CLEAN_MARGIN_WEIGHT + (double)s->tests[j]));
         spreads[j] = at_most(at_least(expected(s, j, usual) / (spread * doubt), -6.0), 6.0);
     }
 }
@@ -748,13 +750,14 @@ static inline float kept_margin(const float *margin, const float *clean, int64_t
     return margin[seed] / (clean[seed] < 1e-12f ? 1e-12f : clean[seed]);
 }
 
-/* The value of a fault by the cell of its seed, values [MOST_FAULTS * MOST_ONCE]: `_fault_values` in search/chances.py. */
+/* The value of a fault by the cell of its seed, values [MAX_SEED_FAULTS * MAX_SEEN_ONCE]: `_fault_values` in
+ * search/chances.py. */
 static inline __attribute__((always_inline)) void find_fault_values(const struct seeds *s, double *values)
 {
-    for (int64_t cell = 0; cell < MOST_FAULTS * MOST_ONCE; cell++) {
-        double prior = DOUBT / 2 * (1.0 / (1.0 + (double)(cell / MOST_ONCE)));
-        double is_new = (s->new[cell] + prior) / (s->met[cell] + DOUBT / 2);
-        values[cell] = cell < MOST_ONCE ? is_new * (1.0 + FIRST_FAULT) : is_new;
+    for (int64_t cell = 0; cell < MAX_SEED_FAULTS * MAX_SEEN_ONCE; cell++) {
+        double prior = PRIOR_TESTS / 2 * (1.0 / (1.0 + (double)(cell / MAX_SEEN_ONCE)));
+        double is_new = (s->new_faults[cell] + prior) / (s->seen_faults[cell] + PRIOR_TESTS / 2);
+        values[cell] = cell < MAX_SEEN_ONCE ? is_new * (1.0 + FIRST_FAULT_BONUS) : is_new;
     }
 }
 
@@ -763,22 +766,23 @@ static inline __attribute__((always_inline)) void find_worth(
     const struct seeds *s, const double *spreads, int64_t depth, int64_t n_corners, int has_faults, double *worth,
     double *frailties)
 {
-    double fault_values[MOST_FAULTS * MOST_ONCE];
+    double fault_values[MAX_SEED_FAULTS * MAX_SEEN_ONCE];
     find_fault_values(s, fault_values);
     for (int64_t answer = 0; answer < s->n_answers; answer++)
         frailties[answer] = frailty(s, answer);
     for (int64_t j = 0; j < s->n_seeds; j++) {
-        double read = logistic(s->curve[0] + s->curve[1] * spreads[j] + frailties[s->kin[j]]);
-        double known = WORTH + (double)s->tests[j], chance = (WORTH * read + (double)s->broke[j]) / known;
+        double read = logistic(s->curve[0] + s->curve[1] * spreads[j] + frailties[s->answer_index[j]]);
+        double known = ESTIMATE_WEIGHT + (double)s->tests[j];
+        double chance = (ESTIMATE_WEIGHT * read + (double)s->broke[j]) / known;
         for (int64_t k = 0; k < depth; k++) {
             double faults = rint((double)s->faults[j] + (double)k * chance);
-            int64_t cell = cell_of(faults < MOST_FAULTS ? (int64_t)faults : MOST_FAULTS, s->once[j]);
+            int64_t cell = cell_of(faults < MAX_SEED_FAULTS ? (int64_t)faults : MAX_SEED_FAULTS, s->seen_once[j]);
             double value = chance * known / (known + (double)k * (1.0 - chance)) * fault_values[cell];
             if (!has_faults) {
                 float kept = kept_margin(s->margin, s->clean, j);
-                value /= EDGE + (kept < 0.0f ? 0.0f : kept);
+                value /= KEPT_MARGIN_OFFSET + (kept < 0.0f ? 0.0f : kept);
             }
-            worth[k * s->n_seeds + j] = s->corners[j] + k < n_corners ? value : value * SPENT;
+            worth[k * s->n_seeds + j] = s->corners[j] + k < n_corners ? value : value * REPEAT_VALUE;
         }
     }
 }
@@ -818,27 +822,27 @@ static double tail_quantile(double chance)
 
 #define TAIL 0.13533528323661269189 /* exp(-2) */
 #define LOW -1.1                    /* above its quantile */
-#define SURE 6.0
+#define KIND_PRIOR_FAULTS 6.0
 #define RARE 1e-9
 
 /* The kind with the largest sampled return for each test: `sample_kinds` in search/kinds.py.
  *
- * hope, cost, tried, paid [n or more]: of each kind; prefix: the hash of the words before the kind and the number of a
+ * prior, cost, tried, paid [n or more]: of each kind; prefix: the hash of the words before the kind and the number of a
  * test. plain, best [n_tests] receive the best of the first n_plain kinds, and of the first n; all [n_all] are summed. */
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
-void themis_choose_kinds(uint64_t prefix, int64_t n_tests, int64_t n_plain, int64_t n, int64_t n_all, const double *hope,
+void themis_choose_kinds(uint64_t prefix, int64_t n_tests, int64_t n_plain, int64_t n, int64_t n_all, const double *prior,
                          const double *cost, const double *tried, const double *paid, const int64_t *number,
                          int64_t *plain, int64_t *best)
 {
-    double average = (sum(paid, n_all) + 1.0) / (sum(tried, n_all) + DOUBT);
+    double average = (sum(paid, n_all) + 1.0) / (sum(tried, n_all) + PRIOR_TESTS);
     for (int64_t start = 0; start < n_tests; start += WORDS) {
         int64_t size = n_tests - start < WORDS ? n_tests - start : WORDS;
         double draw[WORDS], score[WORDS], highest[WORDS];
         for (int64_t k = 0; k < n; k++) {
-            double expected = paid[k] + DOUBT * average * hope[k] / cost[k];
-            double mean = log(expected / (tried[k] + DOUBT)), certainty = sqrt(expected + SURE);
+            double expected = paid[k] + PRIOR_TESTS * average * prior[k] / cost[k];
+            double mean = log(expected / (tried[k] + PRIOR_TESTS)), certainty = sqrt(expected + KIND_PRIOR_FAULTS);
             uint64_t shared = mixed(prefix ^ (uint64_t)k);
             for (int64_t t = 0; t < size; t++)
                 draw[t] = uniform_of(mixed(shared ^ (uint64_t)number[start + t]));
@@ -877,7 +881,7 @@ int32_t themis_choose_seeds(const struct seeds *s, double first_spread, uint64_t
 {
     int64_t n_seeds = s->n_seeds;
     double *scratch = worth + depth * n_seeds;
-    if (!are_below(s->kin, n_seeds, s->n_answers))
+    if (!are_below(s->answer_index, n_seeds, s->n_answers))
         return 1;
     find_spreads(s, first_spread, spreads);
     if (n == 0)
@@ -929,8 +933,8 @@ enum { CORNER, SWEEP, BORROWED, FLIP, AGAIN, NEAR, UNIFORM };
 /* The uses of random numbers, and the shares of the range; the same as in search/scheduled.py. */
 enum { FOR_BORROWED = -1, FOR_DIMENSION = -2, FOR_STEP = -5, FOR_LEAD = -7, FOR_LEADING = -8, FOR_MOVE = -9 };
 #define SEARCH_STREAM 1
-#define JITTER (1.0 / 64)
-#define LEADS 10
+#define BORROWED_JITTER (1.0 / 64)
+#define N_LEADING_SEEDS 10
 
 /* The box of theta, [n_dimensions] each, and where thetas are taken from. */
 struct thetas {
@@ -966,13 +970,13 @@ static int64_t insertion(const int64_t *numbers, int64_t n, int64_t value, int i
 /* The seeds that have kept the smallest shares of their margins; returns how many. */
 static int64_t find_leads(const struct thetas *s, int64_t *leads)
 {
-    float kept[LEADS];
+    float kept[N_LEADING_SEEDS];
     int64_t n = 0;
     for (int64_t j = 0; j < s->n_seeds; j++) {
         float share = kept_margin(s->margin, s->clean, j);
-        if (n == LEADS && !(share < kept[n - 1]))
+        if (n == N_LEADING_SEEDS && !(share < kept[n - 1]))
             continue;
-        int64_t k = n < LEADS ? n++ : n - 1;
+        int64_t k = n < N_LEADING_SEEDS ? n++ : n - 1;
         for (; k > 0 && share < kept[k - 1]; k--) {
             kept[k] = kept[k - 1];
             leads[k] = leads[k - 1];
@@ -997,7 +1001,7 @@ static inline float inside(const struct thetas *s, int64_t d, double theta)
 int32_t themis_thetas(const struct thetas *s, uint64_t for_pick, uint64_t for_theta, int64_t n_tests,
                       const int64_t *chosen, const int64_t *position, const int64_t *number, float *theta)
 {
-    int64_t n = s->n_dimensions, leads[LEADS], n_leads = find_leads(s, leads);
+    int64_t n = s->n_dimensions, leads[N_LEADING_SEEDS], n_leads = find_leads(s, leads);
     if (!are_below(position, n_tests, s->n_seeds) || !are_below(s->order, s->n_faults, s->n_faults))
         return 1;
     for (int64_t t = 0; t < n_tests; t++, theta += n) {
@@ -1013,7 +1017,7 @@ int32_t themis_thetas(const struct thetas *s, uint64_t for_pick, uint64_t for_th
             }
             low += (int64_t)(drawn(for_pick, FOR_BORROWED, number[t]) * (double)(high - low));
             from = s->fault_theta + s->order[low] * n;
-            step = JITTER;
+            step = BORROWED_JITTER;
         } else if (chosen[t] == NEAR || chosen[t] > UNIFORM) {
             int64_t lead = leads[(int64_t)(drawn(for_pick, FOR_LEAD, number[t]) * (double)n_leads)];
             if (drawn(for_pick, FOR_LEADING, number[t]) < 0.5)

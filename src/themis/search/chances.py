@@ -19,48 +19,48 @@ from themis.measure.tests import Bools, Ints, Results
 from themis.search.compiled import Compiled
 from themis.search.policy import Numbers, Space, State
 
-MEMORY = 1_500
+FADING_TESTS = 1_500
 """Tests over which what was learned about kinds and margins fades by a factor of e, since what pays off changes."""
 LEAST_PRECISION = 1e-6
 """What is left of the curve's precision however long no test breaks."""
-DOUBT = 20
+PRIOR_TESTS = 20
 """Pseudo-tests that went as expected, from which the estimates for a kind or an answer start (half as many for
 novelty), so that nothing is ruled out for good."""
-WORTH = 5
+ESTIMATE_WEIGHT = 5
 """Weight, in tests, of the chance estimated from margins; with more tests, its own count of faults outweighs it."""
-KIN = 5
+ANSWER_PRIOR_FAULTS = 5
 """Weight, in faults, of the prior that seeds with the same clean answer break as often as their margins suggest."""
-CLEAN_WORTH = 0.25
+CLEAN_MARGIN_WEIGHT = 0.25
 """Weight of a clean margin, in tests: seeds differ about twice as much as the tests of one seed do."""
-SPENT = 0.3
+REPEAT_VALUE = 0.3
 """Relative value of another test of a seed whose corners have all been tried, if there is no noise."""
-FIRST_FAULT = 1.0
+FIRST_FAULT_BONUS = 1.0
 """Additional value of the first fault of a seed: it is a failing seed too, whose other outcomes may follow."""
-EDGE = 0.03
-"""Until the first fault, a test is worth more the less of its margin a seed has kept: up to 1 / EDGE."""
-MOST_FAULTS, MOST_ONCE = 32, 16
+KEPT_MARGIN_OFFSET = 0.03
+"""Until the first fault, a test is worth more the less of its margin a seed has kept: up to 1 / KEPT_MARGIN_OFFSET."""
+MAX_SEED_FAULTS, MAX_SEEN_ONCE = 32, 16
 """Numbers of faults of a seed, and of outcomes seen once, up to which they are distinguished."""
-PRIOR_NEW = DOUBT / 2 * (1 / (1 + np.arange(MOST_FAULTS)))[:, None]
+PRIOR_NEW_FAULTS = PRIOR_TESTS / 2 * (1 / (1 + np.arange(MAX_SEED_FAULTS)))[:, None]
 """Pseudo-faults that are new: of a seed with `n` faults, one in `n + 1`."""
 
 
 def before_tests(space: Space) -> State:
     """What is known before the first test."""
     n = len(space.seeds)
-    answers, kin = np.unique(space.answer, return_inverse=True)
-    counts = {name: np.zeros(n, dtype=np.int64) for name in ("tests", "broke", "faults", "once", "corners")}
+    answers, answer_index = np.unique(space.answer, return_inverse=True)
+    counts = {name: np.zeros(n, dtype=np.int64) for name in ("tests", "broke", "faults", "seen_once", "corners")}
     return {
         **counts,  # of the search stream; faults of both streams, outcomes seen once, corners tried
         "total_margin": np.zeros(n),
         "margin": space.margin.astype(np.float32).copy(),  # the smallest seen
-        "surprise": np.zeros(()),  # squared, summed over tests
+        "squared_shortfall": np.zeros(()),  # summed over tests
         "curve": np.array([0.0, -1.7]),  # logit and slope, those of the normal curve
         "precision": np.diag([1.0, 4.0]),  # of the curve
-        "kin": kin.astype(np.int64),  # seeds with the same clean answer share a number
-        "fallen": np.zeros((2, len(answers))),  # by answer: tests, and their summed loss of margin
-        "frail": np.zeros((2, len(answers))),  # by answer: faults, and faults expected from margins alone
-        "met": np.zeros((MOST_FAULTS, MOST_ONCE)),  # faults of seeds, by their faults and outcomes seen once
-        "new": np.zeros((MOST_FAULTS, MOST_ONCE)),  # the new ones among them
+        "answer_index": answer_index.astype(np.int64),  # seeds with the same clean answer share a number
+        "margin_losses": np.zeros((2, len(answers))),  # by answer: tests, and their summed loss of margin
+        "answer_faults": np.zeros((2, len(answers))),  # by answer: faults, and faults expected from margins alone
+        "seen_faults": np.zeros((MAX_SEED_FAULTS, MAX_SEEN_ONCE)),  # by faults of the seed, and outcomes seen once
+        "new_faults": np.zeros((MAX_SEED_FAULTS, MAX_SEEN_ONCE)),  # the new ones among them
         "known": np.zeros(0, dtype=np.int64),  # distinct faults, as seed and outcome in one number, ascending
         "times": np.zeros(0, dtype=np.int64),  # how often each was seen
     }
@@ -73,26 +73,26 @@ def values(state: State, space: Space, depth: int, spreads: Numbers) -> Numbers:
     """
     level, slope = state["curve"].tolist()
     read = _logistic(level + slope * spreads + _frailty(state))
-    known = WORTH + state["tests"]
-    chances = (WORTH * read + state["broke"]) / known
+    known = ESTIMATE_WEIGHT + state["tests"]
+    chances = (ESTIMATE_WEIGHT * read + state["broke"]) / known
     further = np.arange(depth)[:, None]
     worth: Numbers = chances * known / (known + further * (1 - chances))
-    faults = np.minimum(np.rint(state["faults"] + further * chances).astype(np.int64), MOST_FAULTS - 1)
-    worth *= _fault_values(state).take(faults * MOST_ONCE + np.minimum(state["once"], MOST_ONCE - 1))
+    faults = np.minimum(np.rint(state["faults"] + further * chances).astype(np.int64), MAX_SEED_FAULTS - 1)
+    worth *= _fault_values(state).take(faults * MAX_SEEN_ONCE + np.minimum(state["seen_once"], MAX_SEEN_ONCE - 1))
     if not len(state["known"]):
-        worth /= EDGE + kept_margin(state, space).clip(min=0)
+        worth /= KEPT_MARGIN_OFFSET + kept_margin(state, space).clip(min=0)
     if not space.is_random:  # without noise, trying a corner again gives the same result
-        worth *= np.where(state["corners"] + further < 1 << len(space.free_dimensions), 1, SPENT)
+        worth *= np.where(state["corners"] + further < 1 << len(space.free_dimensions), 1, REPEAT_VALUE)
     return worth
 
 
 def spreads_above(state: State, space: Space) -> Numbers:
     """How many standard deviations above 0 each seed's next margin is expected to be."""
-    n = state["fallen"][0].sum()
+    n = state["margin_losses"][0].sum()
     # At first, assume that the typical seed rarely breaks.
-    spread = np.sqrt(state["surprise"] / n) if n else np.median(space.margin) / 4
-    doubt = np.sqrt(1 + 1 / (CLEAN_WORTH + state["tests"]))
-    above: Numbers = (_expected(state, space) / (max(float(spread), 1e-12) * doubt)).clip(-6, 6)
+    spread = np.sqrt(state["squared_shortfall"] / n) if n else np.median(space.margin) / 4
+    inflation = np.sqrt(1 + 1 / (CLEAN_MARGIN_WEIGHT + state["tests"]))
+    above: Numbers = (_expected(state, space) / (max(float(spread), 1e-12) * inflation)).clip(-6, 6)
     return above
 
 
@@ -121,11 +121,11 @@ def learn_margins(
     limit = float(np.abs(space.margin).max())
     _fit_curve(state, spreads, results.is_fault, position)
     margin = results.margin.clip(-limit, limit)  # an extreme output counts as one fault
-    state["fallen"] += _by_answer(state, position, np.ones(len(margin)), space.margin[position] - margin)
+    state["margin_losses"] += _by_answer(state, position, np.ones(len(margin)), space.margin[position] - margin)
     expected = _expected(state, space)[position]
-    doubt = 1 + 1 / (CLEAN_WORTH + state["tests"][position])
-    state["surprise"] += ((margin - expected) ** 2 / doubt).sum()
-    spread = np.sqrt(state["surprise"] / state["fallen"][0].sum() * doubt)
+    inflation = 1 + 1 / (CLEAN_MARGIN_WEIGHT + state["tests"][position])
+    state["squared_shortfall"] += ((margin - expected) ** 2 / inflation).sum()
+    spread = np.sqrt(state["squared_shortfall"] / state["margin_losses"][0].sum() * inflation)
     shortfall: Numbers = (expected - margin) / np.maximum(spread, 1e-12)
     np.add.at(state["total_margin"], position, margin)
     np.add.at(state["tests"], position, 1)
@@ -138,18 +138,18 @@ def learn_faults(state: State, position: Ints, outcome: Ints, compiled: Compiled
     key = position << 32 | outcome & 0xFFFFFFFF
     if compiled is not None:
         return compiled.learn_faults(state, position, key)
-    once = np.minimum(state["once"][position], MOST_ONCE - 1)
-    cell = np.minimum(state["faults"][position], MOST_FAULTS - 1) * MOST_ONCE + once
-    met, new_ones = (state[name].reshape(-1) for name in ("met", "new"))
-    np.add.at(met, cell, 1)
+    seen_once = np.minimum(state["seen_once"][position], MAX_SEEN_ONCE - 1)
+    cell = np.minimum(state["faults"][position], MAX_SEED_FAULTS - 1) * MAX_SEEN_ONCE + seen_once
+    seen, new_ones = (state[name].reshape(-1) for name in ("seen_faults", "new_faults"))
+    np.add.at(seen, cell, 1)
     keys, first, times = _distinct(key)
     is_new = ~are_in(keys, state["known"])
     new: Ints = first[is_new]
     is_old = ~is_new
     place = state["known"].searchsorted(keys[is_old])
     np.add.at(new_ones, cell[new], 1)
-    np.add.at(state["once"], position[first[is_new & (times == 1)]], 1)
-    np.add.at(state["once"], position[first[is_old][state["times"][place] == 1]], -1)
+    np.add.at(state["seen_once"], position[first[is_new & (times == 1)]], 1)
+    np.add.at(state["seen_once"], position[first[is_old][state["times"][place] == 1]], -1)
     state["times"][place] += times[is_old]
     if len(new):
         known = np.concatenate([state["known"], keys[is_new]])
@@ -182,8 +182,8 @@ def are_in(keys: Ints, known: Ints) -> Bools:
 
 def _by_answer(state: State, position: Ints, first: Numbers | Bools, second: Numbers) -> Numbers:
     """Two numbers per test, summed by the clean answer of the test's seed."""
-    kin, n = state["kin"][position], state["fallen"].shape[1]
-    return np.array([np.bincount(kin, column, n) for column in (first, second)])
+    index, n = state["answer_index"][position], state["margin_losses"].shape[1]
+    return np.array([np.bincount(index, column, n) for column in (first, second)])
 
 
 def _fault_values(state: State) -> Numbers:
@@ -191,31 +191,31 @@ def _fault_values(state: State) -> Numbers:
 
     It is the chance that the fault is new, and more if it is the first one.
     """
-    values: Numbers = (state["new"] + PRIOR_NEW) / (state["met"] + DOUBT / 2)
-    values[0] *= 1 + FIRST_FAULT
+    values: Numbers = (state["new_faults"] + PRIOR_NEW_FAULTS) / (state["seen_faults"] + PRIOR_TESTS / 2)
+    values[0] *= 1 + FIRST_FAULT_BONUS
     return values
 
 
 def _expected(state: State, space: Space) -> Numbers:
     """Each seed's mean margin."""
-    tests, fallen = state["fallen"]
-    usual = fallen.sum() / max(tests.sum(), 1)
-    fall = ((fallen + DOUBT * usual) / (tests + DOUBT))[state["kin"]]
-    first = CLEAN_WORTH * (space.margin - fall)
-    expected: Numbers = (first + state["total_margin"]) / (CLEAN_WORTH + state["tests"])
+    tests, losses = state["margin_losses"]
+    usual = losses.sum() / max(tests.sum(), 1)
+    fall = ((losses + PRIOR_TESTS * usual) / (tests + PRIOR_TESTS))[state["answer_index"]]
+    first = CLEAN_MARGIN_WEIGHT * (space.margin - fall)
+    expected: Numbers = (first + state["total_margin"]) / (CLEAN_MARGIN_WEIGHT + state["tests"])
     return expected
 
 
 def _frailty(state: State) -> Numbers:
     """How much more often seeds of each clean answer break than their margins suggest, as a logit."""
-    broke, expected = state["frail"]
-    frailty: Numbers = np.log((broke + KIN) / (expected + KIN))[state["kin"]]
+    broke, expected = state["answer_faults"]
+    frailty: Numbers = np.log((broke + ANSWER_PRIOR_FAULTS) / (expected + ANSWER_PRIOR_FAULTS))[state["answer_index"]]
     return frailty
 
 
 def _fit_curve(state: State, spreads: Numbers, broke: Bools, position: Ints) -> None:
     """Newton steps to the most likely logistic curve, starting from the previous estimate, which fades."""
-    fading = float(np.exp(-len(spreads) / MEMORY))
+    fading = float(np.exp(-len(spreads) / FADING_TESTS))
     frailty = _frailty(state)[position]
     first, second = before = state["curve"].tolist()
     (p11, p12), (_, p22) = (fading * state["precision"]).tolist()
@@ -234,7 +234,7 @@ def _fit_curve(state: State, spreads: Numbers, broke: Bools, position: Ints) -> 
         second += min(max(step, -2.0), 2.0)
     state["curve"], state["precision"] = np.array([first, second]), np.array([[c11, c12], [c12, c22]])
     expected = _logistic(first + second * spreads)
-    state["frail"] = fading * state["frail"] + _by_answer(state, position, broke, expected)
+    state["answer_faults"] = fading * state["answer_faults"] + _by_answer(state, position, broke, expected)
 
 
 def _logistic(x: Numbers) -> Numbers:

@@ -22,8 +22,9 @@ DOUBLE, SINGLE, INTEGER = np.dtype(np.float64), np.dtype(np.float32), np.dtype(n
 BOOL = np.dtype(np.bool_)
 
 SEEDS = (
-    *("margin", "kin", "tests", "broke", "faults", "once", "corners"),
-    *("total_margin", "fallen", "frail", "curve", "precision", "surprise", "met", "new"),
+    *("margin", "answer_index", "tests", "broke", "faults", "seen_once", "corners"),
+    *("total_margin", "margin_losses", "answer_faults", "curve", "precision", "squared_shortfall"),
+    *("seen_faults", "new_faults"),
 )
 THETAS = ("margin", "theta", "fault_theta")
 """The parts of the state that C reads and updates, in the order of the structures in native.c."""
@@ -40,7 +41,7 @@ class Compiled:
         self._first_spread = float(np.median(space.margin) / 4)
         clean, answer = space.margin.astype(np.float32), space.answer.astype(np.int64)
         self._n_seeds, self._n_dimensions = initial["theta"].shape
-        self._n_answers = initial["fallen"].shape[1]
+        self._n_answers = initial["margin_losses"].shape[1]
         self._seeds = _Structure(2, [clean], OF_SEEDS(initial))
         box = [end.astype(np.float32) for end in (space.low, space.high, space.identity, space.width)]
         patterns = *OF_THETAS(initial), answer[:0], answer[:0]
@@ -134,14 +135,14 @@ class _Structure:
 
 
 def sample_kinds(
-    library: Library, space: Space, number: Ints, state: State, hope: Numbers, costs: Numbers, n_plain: int, n: int
+    library: Library, space: Space, number: Ints, state: State, prior: Numbers, costs: Numbers, n_plain: int, n: int
 ) -> tuple[Ints, Ints]:
     """The function of `kinds`."""
     plain, best = np.empty_like(number), np.empty_like(number)
     types = [DOUBLE] * 4 + [INTEGER] * 3
-    arrays = addresses(types, hope, costs, state["tried"], state["paid"], number, plain, best)
+    arrays = addresses(types, prior, costs, state["tried"], state["paid"], number, plain, best)
     prefix, n_tests = rng.prefix(space.random_seed, FOR_KIND), len(number)
-    library.themis_choose_kinds(prefix, n_tests, n_plain, n, len(hope), *arrays)
+    library.themis_choose_kinds(prefix, n_tests, n_plain, n, len(prior), *arrays)
     return plain, best
 
 

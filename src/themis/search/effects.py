@@ -13,18 +13,16 @@ from functools import cache
 import numpy as np
 
 from themis.measure.tests import Bools, Floats, Ints, Tests
-from themis.search.chances import DOUBT, MEMORY
+from themis.search.chances import FADING_TESTS, PRIOR_TESTS
 from themis.search.policy import FOR_PICK, Numbers, Space, State
 
-MOST_DIMENSIONS = 6
+MAX_COMPARED_DIMENSIONS = 6
 """The number of such dimensions up to which corners are compared; with more, each seed takes them in random order."""
-CURIOSITY = 0.2
+EXPLORATION_WEIGHT = 0.2
 """Standard deviations of the estimate by which the effect of a corner is varied at random: a fifth of what Thompson
 sampling would take, since the next test of a seed takes another corner anyway."""
-OUTLIER = 3.0
+MAX_SHORTFALL = 3.0
 """Standard deviations to which shortfalls are clipped."""
-CORNER_STATE = frozenset({"corner_sums", "visited"})
-"""What `before_corners` returns, by name."""
 
 
 def before_corners(space: Space) -> State:
@@ -40,7 +38,7 @@ def before_corners(space: Space) -> State:
 
 def are_compared(space: Space) -> bool:
     """Whether there is more than one corner, but few enough to compare them."""
-    return 0 < len(space.free_dimensions) <= MOST_DIMENSIONS
+    return 0 < len(space.free_dimensions) <= MAX_COMPARED_DIMENSIONS
 
 
 def at_corners(space: Space, theta: Floats) -> Bools:
@@ -54,11 +52,12 @@ def learn_corners(state: State, space: Space, tests: Tests, shortfall: Numbers) 
     """Learn how much lower than expected margins at corners were, in standard deviations."""
     position, index = space.position(tests.seed), _index(space, tests.theta)
     terms = _terms(len(space.free_dimensions))[index]
-    both = np.concatenate([terms, shortfall.clip(-OUTLIER, OUTLIER)[:, None]], 1)
-    state["corner_sums"] *= np.exp(-len(tests) / MEMORY)
-    kin = state["kin"][position]
-    for answer in np.unique(kin):
-        state["corner_sums"][answer] += terms[kin == answer].T @ both[kin == answer]
+    both = np.concatenate([terms, shortfall.clip(-MAX_SHORTFALL, MAX_SHORTFALL)[:, None]], 1)
+    state["corner_sums"] *= np.exp(-len(tests) / FADING_TESTS)
+    answers = state["answer_index"][position]
+    for answer in np.unique(answers):
+        is_own = answers == answer
+        state["corner_sums"][answer] += terms[is_own].T @ both[is_own]
 
 
 def visit_corners(state: State, space: Space, position: Ints, theta: Floats) -> None:
@@ -73,10 +72,10 @@ def choose_corners(state: State, space: Space, position: Ints, number: Ints) -> 
     there is noise; otherwise every further choice is the same.
     """
     terms = _terms(len(space.free_dimensions))
-    kin, place = np.unique(state["kin"][position], return_inverse=True)
-    mean, deviation = _effects(state["corner_sums"], kin, terms)
+    answers, place = np.unique(state["answer_index"][position], return_inverse=True)
+    mean, deviation = _effects(state["corner_sums"], answers, terms)
     draws = 2 * space.uniforms(FOR_PICK, range(-101, -101 - len(terms), -1), number) - 1
-    scores = mean[place] + CURIOSITY * np.sqrt(3) * deviation[place] * draws
+    scores = mean[place] + EXPLORATION_WEIGHT * np.sqrt(3) * deviation[place] * draws
     bits = np.int64(1) << np.arange(len(terms))
     every = np.bitwise_or.reduce(bits)
     chosen, is_new = np.empty(len(position), dtype=np.int64), np.ones(len(position), dtype=bool)
@@ -119,12 +118,12 @@ def _terms(n: int) -> Numbers:
     return np.concatenate([np.ones((1 << n, 1)), bounds, bounds[:, first] * bounds[:, second]], 1)
 
 
-def _effects(sums: Numbers, kin: Ints, terms: Numbers) -> tuple[Numbers, Numbers]:
-    """The expected effect of each corner on seeds of the answers `kin`, and its standard deviation."""
+def _effects(sums: Numbers, answers: Ints, terms: Numbers) -> tuple[Numbers, Numbers]:
+    """The expected effect of each corner on seeds of the clean answers `answers`, and its standard deviation."""
     n = terms.shape[1]
-    prior, total = DOUBT * np.eye(n), sums.sum(0)
+    prior, total = PRIOR_TESTS * np.eye(n), sums.sum(0)
     common = np.linalg.solve(total[:, :n] + prior, total[:, n])
-    covariance = np.linalg.inv(sums[kin][:, :, :n] + prior)
-    models = (covariance @ (sums[kin][:, :, n] + DOUBT * common)[:, :, None])[:, :, 0]
+    covariance = np.linalg.inv(sums[answers][:, :, :n] + prior)
+    models = (covariance @ (sums[answers][:, :, n] + PRIOR_TESTS * common)[:, :, None])[:, :, 0]
     deviation: Numbers = np.sqrt((terms @ covariance * terms).sum(-1))
     return models @ terms.T, deviation

@@ -156,8 +156,6 @@ class Policy(Protocol):
     """Whether its tests are also run on other models."""
     rivals: tuple[AnyTarget, ...] = ()
     """Those models."""
-    optional_state: frozenset[str] = frozenset()
-    """Parts of its state that earlier runs may lack; if such a run is resumed, they start as `init` sets them."""
     state: State
 
     def init(self, space: Space) -> None:

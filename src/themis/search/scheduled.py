@@ -21,7 +21,6 @@ from themis.search.chances import (
 )
 from themis.search.compiled import Compiled
 from themis.search.effects import (
-    CORNER_STATE,
     are_compared,
     at_corners,
     before_corners,
@@ -48,20 +47,18 @@ from themis.search.kinds import (
 )
 from themis.search.policy import FOR_PICK, FOR_SEED, SEARCH_STREAM, Numbers, Policy, Space, State
 
-AT_ONCE, WARM_UP = 2, 100
+TESTS_PER_SEED, WARM_UP_TESTS = 2, 100
 """Maximum number of tests per seed in a portion with half as many tests as seeds, more in proportion in larger ones:
-estimates from margins may be wrong. It is one until `WARM_UP` tests have shown how well they predict faults."""
-DROPPED, STRIDE = 0.25, 0.5
+estimates from margins may be wrong. It is one until `WARM_UP_TESTS` tests have shown how well they predict faults."""
+DROPPED_SHARE, MAX_CORNER_STEP = 0.25, 0.5
 """If tests are dropped for being too dissimilar, corners are moved inwards, per portion by at most this power of e,
 until a quarter of them is dropped: the strongest admissible disturbances lie at that edge."""
-OUTWARD = "reach"
-"""In the state: how far out the corners are, as a share of the way to the bounds. Stored runs have this name for it."""
-REMEMBERED = 1000
+N_REMEMBERED_FAULTS = 1000
 """The number of most recent distinct faults whose theta is offered to other seeds."""
-JITTER = 1 / 64
+BORROWED_JITTER = 1 / 64
 """Maximum share of its range by which a fault's theta is moved for another seed, so that faults of one cause show its
 extent and not only the first theta that revealed it."""
-LEADS = 10
+N_LEADING_SEEDS = 10
 """The number of seeds closest to breaking whose best theta is tried on other seeds."""
 KIND_NAMES = np.array(KINDS)
 AT_CORNER = ("corner", "sweep", "draw")
@@ -110,7 +107,6 @@ class Scheduled(Policy):
     """Proposes the tests with the largest chance of a new fault, of the kinds that pay off."""
 
     uses_gradient = True
-    optional_state = CORNER_STATE
 
     def init(self, space: Space) -> None:
         self.space = space
@@ -129,7 +125,7 @@ class Scheduled(Policy):
             "fault_theta": np.zeros((0, dimensions), dtype=np.float32),
             "fault_answer": np.zeros(0, dtype=np.int64),  # the clean answer of its seed
             "seen": np.zeros(0, dtype=np.int64),  # without noise: the tests run so far, one number each, ascending
-            OUTWARD: np.ones(()),
+            "corner_scale": np.ones(()),  # how far out the corners are, as a share of the way to the bounds
             "first": np.array(-1),  # number of the first test of the last proposal
             "spreads": np.zeros(0),  # of these tests: what `spreads_above` predicted
         }
@@ -159,8 +155,8 @@ class Scheduled(Policy):
             theta[corner], is_new = self._corners(position[corner], number[corner], theta[corner])
             kind[corner[~is_new]] = "draw"
         np.add.at(state["corners"], position[corner], 1)
-        if state[OUTWARD].item() < 1:
-            theta[corner] = space.identity + state[OUTWARD] * (theta[corner] - space.identity)
+        if state["corner_scale"].item() < 1:
+            theta[corner] = space.identity + state["corner_scale"] * (theta[corner] - space.identity)
         if noise_seed is not None:  # ascents come last, each kind by itself
             order = np.argsort(np.maximum(chosen, PLAIN - 1), kind="stable")
             position, theta, kind, noise_seed = position[order], theta[order], kind[order], noise_seed[order]
@@ -216,13 +212,13 @@ class Scheduled(Policy):
 
     def _move_corners(self, kind: NDArray[np.str_], is_dropped: Bools | None) -> None:
         """Move corners inwards if too many tests at them were dropped, or outwards again."""
-        if is_dropped is None and self.state[OUTWARD].item() == 1:
+        if is_dropped is None and self.state["corner_scale"].item() == 1:
             return
         at_corner = _are_any(kind, AT_CORNER)
         if at_corner.any():
             dropped = 0.0 if is_dropped is None else is_dropped[at_corner].mean()
-            pull = STRIDE * (DROPPED - dropped)
-            self.state[OUTWARD] = np.minimum(self.state[OUTWARD] * np.exp(pull), 1.0)
+            pull = MAX_CORNER_STEP * (DROPPED_SHARE - dropped)
+            self.state["corner_scale"] = np.minimum(self.state["corner_scale"] * np.exp(pull), 1.0)
 
     def _observe_faults(self, tests: Tests, at: Ints, position: Ints, outcome: Ints) -> None:
         """Learn from the tests `at`, which are faults."""
@@ -233,8 +229,8 @@ class Scheduled(Policy):
         if not len(new):
             return
         at, answer = at[new], self.space.answer[position[new]]
-        state["fault_theta"] = np.concatenate([state["fault_theta"], tests.theta[at]])[-REMEMBERED:]
-        state["fault_answer"] = np.concatenate([state["fault_answer"], answer])[-REMEMBERED:]
+        state["fault_theta"] = np.concatenate([state["fault_theta"], tests.theta[at]])[-N_REMEMBERED_FAULTS:]
+        state["fault_answer"] = np.concatenate([state["fault_answer"], answer])[-N_REMEMBERED_FAULTS:]
         pay_faults(state, tests.kind[at])
 
     # Which seeds
@@ -259,8 +255,8 @@ class Scheduled(Policy):
     def _choose_seeds(self, n: int, first: int) -> tuple[Ints, Numbers]:
         """The positions of the `n` most valuable tests, ascending, and `spreads_above`; ties are broken at random."""
         state, space, n_seeds = self.state, self.space, len(self.space.seeds)
-        n_tests = state["fallen"][0].sum()  # those of each clean answer
-        depth = 1 if n_tests < WARM_UP else max(AT_ONCE, 2 * AT_ONCE * n // n_seeds)
+        n_tests = state["margin_losses"][0].sum()  # those of each clean answer
+        depth = 1 if n_tests < WARM_UP_TESTS else max(TESTS_PER_SEED, 2 * TESTS_PER_SEED * n // n_seeds)
         depth = max(depth, -(-n // n_seeds))
         if self._compiled is not None:
             return self._compiled.choose_seeds(state, depth, n, first)
@@ -327,7 +323,7 @@ class Scheduled(Policy):
         pick = low + (picks.number(FOR_BORROWED) * (high - low)).astype(np.int64)
         theta: Floats = state["fault_theta"][order[pick]]
         is_inside = (theta > self.space.low) & (theta < self.space.high)
-        return np.where(is_inside, self._moved(theta, np.full(len(theta), JITTER), picks), theta)
+        return np.where(is_inside, self._moved(theta, np.full(len(theta), BORROWED_JITTER), picks), theta)
 
     def _corners(self, position: Ints, number: Ints, theta: Floats) -> tuple[Floats, Bools]:
         """The next corner of each seed, and which of them are new tests; `theta` is at bounds drawn at random.
@@ -358,7 +354,7 @@ class Scheduled(Policy):
 
     def _near(self, position: Ints, picks: Picks) -> Floats:
         """Each seed's best theta, or half of the time that of a leading seed, moved by 1/64 to 1/2 of its range."""
-        leads = _least(kept_margin(self.state, self.space), LEADS)
+        leads = _least(kept_margin(self.state, self.space), N_LEADING_SEEDS)
         lead = leads[(picks.number(FOR_LEAD) * len(leads)).astype(np.int64)]
         theta = self.state["theta"][np.where(picks.number(FOR_LEADING) < 0.5, lead, position)]
         return self._moved(theta, 2.0 ** -(1 + 5 * picks.number(FOR_STEP)), picks)
