@@ -9,7 +9,7 @@ from themis import Perturbation, Target, Theta, UsageError
 from themis.errors import ModelError
 from themis.measure.similarity import change_of_contrast
 from themis.perturb import PERTURBATIONS, Context, choose_perturbation, disturb, perturb
-from themis.perturb.perturbation import column
+from themis.perturb.perturbation import column, is_same_code
 from themis.report.sheet import strengthened
 from themis_lab.zoo import lenet5
 
@@ -156,3 +156,10 @@ def test_units_name_pixels_once_the_pictures_are_known():
     assert shift.theta[0].unit == "share of the shorter side, to the right: -4 to 4 px"
     assert shift.fitted((1, 20, 30)) == shift
     assert choose_perturbation("rotate").fitted((1, 20, 30)) == PERTURBATIONS["rotate"]
+
+
+def test_a_perturbation_of_themis_is_the_same_in_another_module():
+    fog, own = choose_perturbation("rotate + fog").code, "mine.rain + themis.perturb.weather.fog"
+    assert is_same_code(fog, fog.replace("themis.perturb.weather.", "themis.perturb.sky."))
+    assert not is_same_code(fog, fog.replace("fog", "frost"))
+    assert not is_same_code(own, own.replace("mine", "yours"))

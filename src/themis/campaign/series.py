@@ -23,6 +23,7 @@ from themis.data.seeds import Seeds
 from themis.errors import DataError, ModelError, UsageError
 from themis.judge import choose_judge
 from themis.perturb import Perturbation
+from themis.perturb.perturbation import is_same_code
 from themis.runs.environment import describe_environment, describe_run, describe_tested
 from themis.runs.parts import SeedSplit
 from themis.runs.run import Run
@@ -114,7 +115,8 @@ class CampaignSeries:
                     f"the {subject} must be the same as in {run.path}, but its hash differs: pass the same {subject}, "
                     "or choose another folder"
                 )
-        if (perturbation.name, perturbation.code) != (run.record["perturbation"], run.record["perturbation_code"]):
+        is_same = perturbation.name == run.record["perturbation"]
+        if not is_same or not is_same_code(perturbation.code, run.record["perturbation_code"]):
             raise UsageError(
                 f"the perturbation must be the same as in {run.path}, {run.record['perturbation']!r}, got "
                 f"{perturbation.name!r}: pass the same one, or choose another folder"

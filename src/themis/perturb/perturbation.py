@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,6 +28,7 @@ OTHER_REMEDIES = {
     2: "for signals [channels, samples], choose one of themis perturbations --family signal",
 }
 """What to use instead of a perturbation of pictures, by the number of dimensions of an input."""
+OWN_MODULE = re.compile(r"\bthemis\.(?:[a-z_]+\.)*")
 Apply = Callable[[Tensor, Tensor, Rng, Context], Tensor]
 
 
@@ -212,6 +214,11 @@ class Perturbation:
     def __add__(self, other: Perturbation) -> Perturbation:
         """Both perturbations, one after the other, with the theta of both."""
         return combine(self, other)
+
+
+def is_same_code(name: str, other: str) -> bool:
+    """Whether two values of `Perturbation.code` name the same function; those of Themis may move to another module."""
+    return OWN_MODULE.sub("", name) == OWN_MODULE.sub("", other)
 
 
 def check_fits(perturbation: Perturbation, shape: tuple[int, ...]) -> None:

@@ -26,6 +26,7 @@ from themis.measure.inputs import place_others, within_bounds
 from themis.measure.tests import Ints, Tests
 from themis.oracle import Oracle, choose_oracle
 from themis.perturb import Perturbation, choose_perturbation
+from themis.perturb.perturbation import is_same_code
 from themis.runs.display.boxes import answered_boxes, stored_boxes
 from themis.runs.environment import describe_environment, describe_tested, list_changes, threads
 from themis.runs.faults import Fault, FaultInputs, Replay, RunHandle
@@ -445,7 +446,7 @@ def recorded_perturbation(run: Reader, requested: str | Perturbation | None, per
         if has_default and chosen.family != "own":
             chosen = chosen.within(run.ranges)  # defaults depend on the pictures, and on the version of Themis
         ranges = [(theta.name, theta.low, theta.high) for theta in chosen.theta]
-        is_same = requested is not None or chosen.code == run.record["perturbation_code"]
+        is_same = requested is not None or is_same_code(chosen.code, run.record["perturbation_code"])
         if is_same and (chosen.name, ranges) == (name, run.ranges):
             return chosen
     except UsageError as error:

@@ -154,7 +154,9 @@ class Gates:
         if isinstance(self.baseline, str | Path):
             with closing(open_baseline(self.baseline)) as run:
                 recorded = run.record["perturbation_code"]
-            if perturbation is not None and perturbation != recorded:
+            from themis.perturb.perturbation import is_same_code
+
+            if perturbation is not None and not is_same_code(perturbation, recorded):
                 raise UsageError(
                     f"the baseline must have the same perturbation as the campaign, but {self.baseline} has another: "
                     "choose a run with the same perturbation"
