@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from themis.oracle import Compare
     from themis.perturb import Perturbation, Theta
     from themis.retraining.api import retrain
-    from themis.runs.faults import Fault
+    from themis.runs.fault import Fault
     from themis.runs.open import open_run
     from themis.runs.run import Run
     from themis.suites.api import resume_suite, run_suite
@@ -42,7 +42,7 @@ _HOMES = {
     "Coverage": "judge.coverage",
     "DataError": "errors",
     "Detections": "target.detections",
-    "Fault": "runs.faults",
+    "Fault": "runs.fault",
     "Features": "data.features",
     "MissingExtraError": "errors",
     "ModelError": "errors",

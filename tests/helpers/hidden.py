@@ -14,7 +14,7 @@ from themis import Perturbation, Target, Theta
 from themis.campaign.callback import Callback
 from themis.compute.rng import Rng
 from themis.perturb import Context, choose_perturbation, perturb
-from themis.runs.faults import Fault
+from themis.runs.fault import Fault
 
 SIZE, N_SEEDS = 16, 40
 TRIGGERED = 2

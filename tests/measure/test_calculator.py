@@ -50,13 +50,13 @@ def measure_all(calculator, tests, into, objective=None):
     while done < len(tests):
         parts.append(calculator.measure(tests[done:], into, objective))
         done += len(parts[-1])
-    faults = {
-        name: (torch.cat if name in ("inputs", "outputs") else np.concatenate)(
-            [getattr(each.faults, name) for each in parts]
-        )
-        for name in vars(parts[0].faults)
-    }
-    return Results.join([part.results for part in parts]), FaultDetails(**faults)
+    faults = [each.faults for each in parts if len(each.faults)] or [parts[0].faults]
+    details = FaultDetails(
+        {name: np.concatenate([each.columns[name] for each in faults]) for name in faults[0].columns},
+        torch.cat([each.inputs for each in faults]),
+        torch.cat([each.outputs for each in faults]),
+    )
+    return Results.join([part.results for part in parts]), details
 
 
 def disturb(calculator, tests, theta=None):
@@ -91,7 +91,7 @@ def test_moments_equal_those_of_the_complete_sensitivities(neurons):
     by_layer = torch.stack([sensitivity[:, each.start : each.stop].sum(1) for each in calculator.layers], 1)
     signature = (by_layer / by_layer.sum(1, keepdim=True))[results.is_fault]
     assert len(signature) > 5
-    np.testing.assert_allclose(faults.signature, signature, atol=6e-5)
+    np.testing.assert_allclose(faults.columns["signature"], signature, atol=6e-5)
     with torch.no_grad():
         answers = calculator.target.module(disturbed).argmax(1)
     assert results.outcome.tolist() == answers.tolist()
@@ -262,7 +262,7 @@ def test_an_output_that_is_not_finite_is_a_fault_and_leaves_the_moments_finite()
     assert results.is_fault[broken].all()
     assert into.count == 200 - broken.sum()
     assert into.moments().m2.isfinite().all()
-    assert np.isfinite(faults.signature).all()
+    assert np.isfinite(faults.columns["signature"]).all()
 
 
 def test_a_model_that_returns_nan_on_clean_inputs_is_rejected():

@@ -78,14 +78,14 @@ def test_rows_are_the_faults_with_the_most_telling_first(digits_run):
     run, out = digits_run
     columns = read_view(out).faults.columns
     by_id = {fault.id: fault for fault in run.faults}
-    assert {len(column) for name, column in vars(columns).items() if name != "theta"} == {len(by_id)}
-    for k, id in enumerate(columns.id):
+    assert {len(column) for name, column in columns.items() if name != "theta"} == {len(by_id)}
+    for k, id in enumerate(columns["id"]):
         fault = by_id[id]
-        assert (columns.seed_id[k], columns.answer[k]) == (fault.seed_id, fault.answer)
-        assert columns.confidence[k] == pytest.approx(fault.confidence, rel=1e-4)
-        assert [each[k] for each in columns.theta] == pytest.approx(list(fault.theta.values()), rel=1e-4)
-        assert columns.layer[k] == max(range(len(fault.signature)), key=[*fault.signature.values()].__getitem__)
-    pairs = list(zip(columns.seed_id, columns.answer, strict=True))
+        assert (columns["seed_id"][k], columns["answer"][k]) == (fault.seed_id, fault.answer)
+        assert columns["confidence"][k] == pytest.approx(fault.confidence, rel=1e-4)
+        assert [each[k] for each in columns["theta"]] == pytest.approx(list(fault.theta.values()), rel=1e-4)
+        assert columns["layer"][k] == max(range(len(fault.signature)), key=[*fault.signature.values()].__getitem__)
+    pairs = list(zip(columns["seed_id"], columns["answer"], strict=True))
     n = run.rounds[-1].distinct_faults
     assert len(set(pairs[:n])) == n == len(set(pairs))  # each seed and wrong answer once before any twice
 
@@ -96,12 +96,12 @@ def test_strength_and_the_part_with_the_largest_share(digits_run):
     columns, parts = view.faults.columns, view.faults.parts
     assert parts == ["gaussian", "rotate"]
     assert [t.identity for t in run.start.theta] == [0, 0]
-    theta = np.abs(np.array(columns.theta).T)
+    theta = np.abs(np.array(columns["theta"]).T)
     shares = theta / [t.high for t in run.start.theta]  # rotate goes as far one way as the other
-    assert columns.strength == pytest.approx(shares.max(1).tolist(), rel=1e-3)
+    assert columns["strength"] == pytest.approx(shares.max(1).tolist(), rel=1e-3)
     clear = np.abs(shares[:, 0] - shares[:, 1]) > 1e-3
     assert clear.sum() > 10
-    assert np.array(columns.part)[clear].tolist() == shares.argmax(1)[clear].tolist()
+    assert np.array(columns["part"])[clear].tolist() == shares.argmax(1)[clear].tolist()
 
 
 def test_the_matrix_counts_distinct_faults(digits_run):
@@ -157,8 +157,8 @@ def test_pictures_show_kept_faults_and_each_seed_once(digits_run):
     inputs = view.inputs
     assert inputs.kind == "pictures"
     assert inputs.shape == (1, 28, 28)
-    assert list(inputs.disturbed) == view.faults.columns.id[:50]
-    assert set(inputs.clean) == set(view.faults.columns.seed_id[:50])
+    assert list(inputs.disturbed) == view.faults.columns["id"][:50]
+    assert set(inputs.clean) == set(view.faults.columns["seed_id"][:50])
     assert read_view(out, most_pictures=0).inputs.kind == "none"
 
 
@@ -166,7 +166,7 @@ def test_faults_belong_to_groups(digits_run):
     run, out = digits_run
     view = read_view(out)
     assert sum(each.faults for each in view.groups) == len(run.faults)
-    counted = np.bincount(view.faults.columns.group)
+    counted = np.bincount(view.faults.columns["group"])
     assert counted.tolist() == [each.faults for each in view.groups]
     assert read_view(out, has_groups=False).groups == []
 
@@ -214,7 +214,7 @@ def test_a_view_without_a_fault(tmp_path):
     view = read_view(tmp_path / "run")
     assert view.verdict.tone == "standing"
     assert view.verdict.text.startswith("No fault in 400 tests on 60 seeds under gaussian")
-    assert view.faults.columns.id == []
+    assert view.faults.columns["id"] == []
     assert view.matrix.rows == []
     assert view.breaking is None
     assert_survives_json(view)
@@ -251,11 +251,11 @@ def test_a_view_of_each_task(task, tmp_path):
     columns = view.faults.columns
     if task == "regression":
         assert set(view.outcomes.values()) <= {"smaller", "larger"}
-        assert None not in columns.value + columns.clean_value
+        assert None not in columns["value"] + columns["clean_value"]
     if task == "multilabel":
         assert all(each.endswith("flipped") for each in view.outcomes.values())
     if task == "unlabelled":
-        assert set(columns.label) == {None}
+        assert set(columns["label"]) == {None}
 
 
 def test_outputs_that_are_not_finite(tmp_path):
@@ -272,5 +272,5 @@ def test_outputs_that_are_not_finite(tmp_path):
     view = read_view(tmp_path / "run")
     assert_survives_json(view)
     assert view.outcomes[-1] == "not finite"
-    at = view.faults.columns.answer.index(-1)
-    assert view.faults.columns.margin[at] is None
+    at = view.faults.columns["answer"].index(-1)
+    assert view.faults.columns["margin"][at] is None

@@ -11,7 +11,7 @@ from themis.errors import UsageError, warn
 from themis.text import print_text
 
 if TYPE_CHECKING:
-    from themis.runs.faults import Fault
+    from themis.runs.fault import Fault
     from themis.runs.run import Round, Run, Start
 
 EVENTS = ("on_start", "on_round", "on_fault", "on_end", "on_error")

@@ -64,7 +64,7 @@ class Recorder:
     ) -> None:
         """Take the faults among `tests`; they are written by `keep`, with the clean outputs of their seeds if given."""
         columns, tensors, addition = None, None, 0
-        if len(measurement.faults.position):
+        if len(measurement.faults):
             columns = fault_columns(tests, measurement, facts, round, stream)
             self.faults.add(**columns)
             if self.store:
@@ -137,7 +137,7 @@ def fault_tensors(
 
 def fault_columns(tests: Tests, measurement: Measurement, facts: SeedFacts, round: int, stream: str) -> dict[str, Any]:
     """The columns of the faults among `tests`, one row per fault."""
-    results, details = measurement.results, measurement.faults
+    results = measurement.results
     positions = np.flatnonzero(results.is_fault)
     n, rows = len(positions), tests.seed[positions]
     return {
@@ -152,14 +152,8 @@ def fault_columns(tests: Tests, measurement: Measurement, facts: SeedFacts, roun
         "clean_answer": facts.clean_answer[rows],
         "answer": results.outcome[positions],
         "clean_value": facts.clean_value[rows],
-        "value": details.value,
-        "confidence": details.confidence,
         "margin": results.margin[positions],
-        "distance": details.distance,
-        "linf": details.linf,
-        "ssim": details.ssim,
-        "signature": details.signature,
-        "position": details.position,
         "chunk": np.full(n, measurement.pass_size),
         "raised": np.zeros(n, dtype=bool) if results.raised is None else results.raised[positions],
+        **measurement.faults.columns,
     }

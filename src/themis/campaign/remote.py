@@ -214,13 +214,13 @@ class RemoteMeasurer:
         """What a worker has measured, copied: a part of a message that stays in use would keep all of it in memory."""
         device, panel = self.calculator.device, measured.panel
         columns: dict[str, Any] = {name: value.copy() for name, value in measured.faults.items()}
-        columns |= {name: torch.from_numpy(columns[name]) for name in ("inputs", "outputs")}
+        inputs, outputs = (torch.from_numpy(columns.pop(name)) for name in ("inputs", "outputs"))
         results: dict[str, Any] = {
             name: None if value is None else value.copy() for name, value in vars(measured.results).items()
         }
         return Measurement(
             Results(**results),
-            FaultDetails(**columns),
+            FaultDetails(columns, inputs, outputs),
             None if panel is None else (tensor_of(panel[0]).to(device), tensor_of(panel[1]).to(device)),
             measured.passes,
             measured.chunk,

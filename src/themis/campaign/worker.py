@@ -171,7 +171,7 @@ class ChunkWorker:
         shift = array_of(into.shift) if chunk.is_first and n_folded else None
         return MeasuredChunk(
             measurement.results,
-            {name: array_of(torch.as_tensor(value)) for name, value in vars(measurement.faults).items()},
+            {name: array_of(torch.as_tensor(value)) for name, value in measurement.faults.arrays().items()},
             None if panel is None else (array_of(panel[0]), array_of(panel[1])),
             _take_sums(into) if n_folded else None,
             shift,

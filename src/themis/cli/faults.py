@@ -59,26 +59,6 @@ HEADERS = {"seed_id": "seed", "clean_answer": "clean", "clean_value": "clean val
 TEXTS = ("stream", "kind", "kept")
 INTERNAL = ("id", "position", "chunk")
 """Columns that matter only to a replay."""
-THETA = "parameter of the perturbation"
-DETAILS = {
-    "seed_id": "the seed: index of the clean input in the data",
-    "noise_seed": "with the seed and theta, reproduces the input",
-    "stream": "uniform: drawn at random, search: chosen by the policy",
-    "kind": "kind of proposal",
-    "clean_answer": "to the clean input",
-    "answer": "to the disturbed input",
-    "clean_value": "to the clean input",
-    "value": "to the disturbed input",
-    "confidence": "of the wrong answer",
-    "margin": "distance to a correct answer, in the unit of the outputs",
-    "distance": "from the clean input, Euclidean",
-    "linf": "largest change of a value of the input",
-    "ssim": "structural similarity to the clean picture; 1 is identical",
-    "raised": "1: the test raised the criterion",
-    "signature": "the most affected layers, by their share of the sensitivity",
-    "tensors": "file with its input and output",
-}
-"""What the columns of a fault mean."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -250,8 +230,9 @@ def _print_table(headers: list[str], rows: list[list[str]]) -> None:
 def _describe(run: Reader, row: tuple[Any, ...]) -> str:
     """The details of one fault, each with what it means."""
     from themis.report.names import class_names, task_of
+    from themis.runs.fault import COLUMNS
     from themis.runs.outcomes import show_outcome
-    from themis.runs.store.schema import read_signature
+    from themis.runs.store.schema import TENSORS, read_signature
 
     values = dict(zip(run.columns, row, strict=True))
     shares = sorted(zip(read_signature(values["signature"]), run.layers, strict=True), reverse=True)
@@ -264,7 +245,8 @@ def _describe(run: Reader, row: tuple[Any, ...]) -> str:
     file = values["tensors"]
     values["tensors"] = "not kept: a replay computes them again" if file is None else run.path / "tensors" / file
     theta = [name for name in run.columns if name.startswith("theta_")]
-    meanings = {name: THETA if name in theta else DETAILS.get(name, "") for name in run.columns if name not in INTERNAL}
+    known = {column.name: column.text for column in (*COLUMNS, TENSORS)}
+    meanings = {name: known["theta" if name in theta else name] for name in run.columns if name not in INTERNAL}
     rows = [(name, _format_exactly(values[name]), text) for name, text in meanings.items() if values[name] is not None]
     rows.append(("replay", f"themis replay {quote(str(run.path))} {values['id']}", ""))
     width = max(len(name) for name, _, _ in rows)

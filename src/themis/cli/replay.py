@@ -20,7 +20,7 @@ from themis.text import print_json, print_text
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from themis.runs.faults import Fault, Replay
+    from themis.runs.fault import Fault, Replay
     from themis.runs.store.reader import Reader
 
 HELP = (

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from themis.runs.analysis.robustness import Robustness
     from themis.runs.analysis.shrink import ShrunkFault
-    from themis.runs.faults import Fault
+    from themis.runs.fault import Fault
     from themis.runs.replay import Replayer
     from themis.runs.store.reader import Reader
 

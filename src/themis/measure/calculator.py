@@ -22,7 +22,7 @@ from themis.errors import ModelError
 from themis.measure.captured import CapturedChunk, CaptureError, Launch
 from themis.measure.chunk import ChunkBuffers, attack_size, chunk_size, padded, pass_size, unpadded
 from themis.measure.clean import Activations, CleanActivations, Located
-from themis.measure.distance import l2, linf, ssim
+from themis.measure.distance import distances
 from themis.measure.fold import ChunkFold, LayeredObjective, NeuronSelection, Objective, ObjectiveMeter, signature
 from themis.measure.gradient import by_backward, by_differences
 from themis.measure.graphs import Graphs
@@ -858,9 +858,7 @@ class Calculator:
         columns = {
             "value": value,
             "confidence": self.oracle.confidence(outputs),
-            "distance": l2(inputs, disturbed),
-            "linf": linf(inputs, disturbed),
-            "ssim": ssim(inputs, disturbed, self.target.bounds),
+            **distances(inputs, disturbed, self.target.bounds),
         }
         arrays = {name: column.cpu().numpy() for name, column in columns.items()}
         if np.isnan(arrays["distance"]).any():  # seeds are finite, so disturbed inputs are not
@@ -871,15 +869,12 @@ class Calculator:
         # Four decimals: more would say nothing, and such numbers are stored in a third of the time.
         shares = signature(by_layer).cpu().numpy()
         arrays["signature"] = np.rint(shares * np.float32(1e4)) / np.float32(1e4)
-        return FaultDetails(**arrays, position=position, inputs=disturbed.cpu(), outputs=outputs.cpu())
+        return FaultDetails({**arrays, "position": position}, disturbed.cpu(), outputs.cpu())
 
     def _no_faults(self, inputs: Tensor) -> FaultDetails:
         """What is recorded of a chunk with such `inputs` and no fault; always the same."""
         if self._without_faults is None:
-            numbers, signatures = np.empty(0, dtype=np.float32), np.empty((0, len(self.layers)), dtype=np.float32)
-            position = np.empty(0, dtype=np.int64)
-            rest = signatures, position, inputs[:0].cpu(), self.clean_outputs[:0].cpu()
-            self._without_faults = FaultDetails(numbers, numbers, numbers, numbers, numbers, *rest)
+            self._without_faults = FaultDetails({}, inputs[:0].cpu(), self.clean_outputs[:0].cpu())
         return self._without_faults
 
     def _nothing_run(self, chunk: _DisturbedChunk, needs_gradient: bool) -> _Measured:

@@ -11,6 +11,15 @@ VALUES_AT_ONCE = 1 << 18
 """On a CPU, SSIM is computed for about so many values at a time: it takes thirty times their memory."""
 
 
+def distances(inputs: Tensor, disturbed: Tensor, bounds: tuple[float, float]) -> dict[str, Tensor]:
+    """How far tests are from their seeds, by column of a fault; each `[tests]`."""
+    return {
+        "distance": l2(inputs, disturbed),
+        "linf": linf(inputs, disturbed),
+        "ssim": ssim(inputs, disturbed, bounds),
+    }
+
+
 def l2(inputs: Tensor, disturbed: Tensor) -> Tensor:
     """Euclidean distance `[tests]`."""
     return (disturbed - inputs).flatten(1).square().sum(1).sqrt()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,15 +42,16 @@ class Tests:
 class FaultDetails:
     """What is recorded of the faults among some tests, in the order of the tests."""
 
-    value: Floats  # the answer as a number; NaN in tasks without one, as is the confidence
-    confidence: Floats
-    distance: Floats  # L2 distance from the seed
-    linf: Floats  # the largest change of any value
-    ssim: Floats
-    signature: Floats  # [faults, layers]: share of the fault's sensitivity by layer
-    position: Ints  # row in the forward pass
+    columns: dict[str, NDArray[Any]]  # by name: value, confidence, distances, signature, position; none without faults
     inputs: Tensor  # [faults, ...], on the CPU
     outputs: Tensor  # for these inputs, on the CPU
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def arrays(self) -> dict[str, Any]:
+        """All of it by name."""
+        return {**self.columns, "inputs": self.inputs, "outputs": self.outputs}
 
 
 @dataclass(frozen=True)

@@ -124,8 +124,8 @@ function card(view, k) {
     MEASURES[view.task] && c.value[k] !== null ? [MEASURES[view.task], number(c.value[k])] : null,
     c.ssim[k] === null ? null : ['SSIM', number(c.ssim[k])], ['distance', number(c.distance[k])]].filter(Boolean);
   const more = [['seed', c.seed_id[k]], ['label', c.label[k] === null ? '–' : view.answers[c.label[k]] ?? c.label[k]], ['round', c.round[k]],
-    ['stream', c.uniform[k] ? 'uniform' : `search, ${c.kind[k]}`], ['strength', number(c.strength[k])], ['largest change', number(c.linf[k])],
-    ['margin', c.margin[k] === null ? 'not finite' : number(c.margin[k])],
+    ['stream', c.uniform[k] ? 'uniform' : `search, ${c.kind[k]}`], ['strength', number(c.strength[k])],
+    ...view.faults.details.map(([name, title]) => [title, c[name][k] === null ? 'not finite' : number(c[name][k])]),
     ['layer', view.layers[c.layer[k]] ? view.layers[c.layer[k]].name : '–'], c.group[k] < 0 ? null : ['group', c.group[k] + 1]].filter(Boolean);
   const list = (rows) => el('dl', { class: 'facts' }, rows.map(([name, value]) => el('div', {}, el('dt', {}, name), el('dd', {}, String(value)))));
   return el('article', { class: 'card', 'aria-labelledby': `fault-${id}` },

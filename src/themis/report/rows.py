@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from themis.report.names import part_names
 from themis.runs.estimates import strengths
+from themis.runs.fault import PLAIN
 
 if TYPE_CHECKING:
     from themis.runs.store.reader import Reader
@@ -21,51 +22,28 @@ MAX_ANSWERS = 24
 """Rows and columns of the answer matrix; rarer answers are combined in one more."""
 OTHER = "other"
 _INTEGERS = ("id", "seed_id", "round", "label", "clean_answer", "answer")
-_REALS = ("clean_value", "value", "confidence", "margin", "distance", "linf", "ssim")
-
-
-@dataclass(frozen=True)
-class FaultColumns:
-    """One value per listed fault and column; None if unknown or not finite. `theta` has one column per dimension."""
-
-    id: list[int]
-    seed_id: list[int]
-    round: list[int]
-    label: list[int | None]
-    clean_answer: list[int | None]
-    answer: list[int]
-    clean_value: list[float | None]
-    value: list[float | None]
-    confidence: list[float | None]
-    margin: list[float | None]
-    distance: list[float | None]
-    linf: list[float | None]
-    ssim: list[float | None]
-    theta: list[list[float | None]]
-    uniform: list[int]
-    """1 for faults of the uniform stream, 0 for faults of the search."""
-    kind: list[str]
-    layer: list[int]
-    """Index of the layer with the largest share of the sensitivity."""
-    kept: list[int]
-    """1 if the input of the fault was kept."""
-    strength: list[float | None]
-    part: list[int]
-    """Index of the part of the perturbation that is furthest from its identity."""
-    group: list[int]
-    """Index of the group of related faults; -1 without one."""
+_REALS = tuple(column.name for column in PLAIN if column.type == "float")
+DETAILS = [(column.name, column.title) for column in PLAIN if column.title]
+"""The columns among the details of a fault, and how the page calls them."""
 
 
 @dataclass(frozen=True)
 class FaultRows:
     """The faults that a page lists."""
 
-    columns: FaultColumns
+    columns: dict[str, list[Any]]
+    """One value per listed fault and column; None if unknown or not finite.
+
+    Besides columns of a fault, and `theta` with one column per dimension: `uniform`, 1 for faults of the uniform
+    stream; `layer`, the index of the layer with the largest share of the sensitivity; `kept`, 1 if the input was kept;
+    `strength`; `part`, the index of the part of the perturbation that is furthest from its identity; `group`, the index
+    of the group of related faults, -1 without one."""
     n: int
     """All faults of the run."""
     n_listed: int
     parts: list[str]
     """The parts of a sum of perturbations."""
+    details: list[tuple[str, str]] = field(default_factory=lambda: DETAILS)
 
 
 @dataclass(frozen=True)
@@ -93,19 +71,17 @@ def read_rows(run: Reader, groups: Mapping[int, int], max_rows: int = MAX_ROWS) 
     if rows:
         values = np.array([stored[name] for name in theta], dtype=np.float64).T
         strength, furthest = strengths(values, run.record["theta"])
-    plain: dict[str, Any] = {name: stored[name] for name in _INTEGERS}
-    plain |= {name: [rounded(value) for value in stored[name]] for name in _REALS}
-    columns = FaultColumns(
-        **plain,
-        theta=[[rounded(value) for value in stored[name]] for name in theta],
-        uniform=[int(stream == "uniform") for stream in stored["stream"]],
-        kind=stored["kind"],
-        layer=[_largest(signature) for signature in stored["signature"]],
-        kept=[int(tensors is not None) for tensors in stored["tensors"]],
-        strength=[rounded(value) for value in strength.tolist()],
-        part=[owners[k] for k in furthest.tolist()],
-        group=[groups.get(id, -1) for id in stored["id"]],
-    )
+    columns: dict[str, list[Any]] = {
+        **{name: stored[name] for name in (*_INTEGERS, "kind")},
+        **{name: [rounded(value) for value in stored[name]] for name in _REALS},
+        "theta": [[rounded(value) for value in stored[name]] for name in theta],
+        "uniform": [int(stream == "uniform") for stream in stored["stream"]],
+        "layer": [_largest(signature) for signature in stored["signature"]],
+        "kept": [int(tensors is not None) for tensors in stored["tensors"]],
+        "strength": [rounded(value) for value in strength.tolist()],
+        "part": [owners[k] for k in furthest.tolist()],
+        "group": [groups.get(id, -1) for id in stored["id"]],
+    }
     return FaultRows(columns, max(n, len(rows)), len(rows), parts)
 
 

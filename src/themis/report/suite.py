@@ -34,7 +34,7 @@ from themis.suites.result import (
 from themis.suites.slices import CLASS, share
 
 if TYPE_CHECKING:
-    from themis.runs.faults import Fault
+    from themis.runs.fault import Fault
 
 SECTIONS = (
     ("verdict", "Verdict"),

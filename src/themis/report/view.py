@@ -15,7 +15,7 @@ from themis.report.breaking import BreakingCurve, breaking_curve
 from themis.report.gates.record import RecordedGates, read_gates
 from themis.report.inputs import ShownInputs, read_inputs
 from themis.report.names import answer_names, as_text, class_names, feature_names, outcome_names, task_of
-from themis.report.rows import AnswerMatrix, FaultColumns, FaultRows, answer_matrix, mean_signature, read_rows, rounded
+from themis.report.rows import AnswerMatrix, FaultRows, answer_matrix, mean_signature, read_rows, rounded
 from themis.runs.checkpoint import read_progress
 from themis.runs.estimates import (
     SensitivitySpread,
@@ -236,8 +236,8 @@ def read_view(
     last = rounds[-1] if rounds else None
     groups, group_of = _read_groups(run) if (state != "running" if has_groups is None else has_groups) else ([], {})
     faults = read_rows(run, group_of)
-    kept = [k for k, is_kept in enumerate(faults.columns.kept) if is_kept]
-    kept_ids, kept_seeds = ([column[k] for k in kept] for column in (faults.columns.id, faults.columns.seed_id))
+    kept = [k for k, is_kept in enumerate(faults.columns["kept"]) if is_kept]
+    kept_ids, kept_seeds = ([column[k] for k in kept] for column in (faults.columns["id"], faults.columns["seed_id"]))
     matrix = answer_matrix(run)
     classes_seen = stored_by_class(summary)
     answers = sorted({*_known_answers(matrix, faults.columns), *(rate.number for rate in classes_seen)})
@@ -357,10 +357,10 @@ def _criterion(summary: dict[str, Any]) -> CriterionScore | None:
     return CriterionScore(*(criterion[field.name] for field in fields(CriterionScore)))
 
 
-def _known_answers(matrix: AnswerMatrix, columns: FaultColumns) -> list[int]:
+def _known_answers(matrix: AnswerMatrix, columns: dict[str, list[Any]]) -> list[int]:
     """Every answer, outcome and label that the page may have to name."""
     known = {answer for answer in (*matrix.rows, *matrix.columns) if isinstance(answer, int)}
-    for column in (columns.answer, columns.clean_answer, columns.label):
+    for column in (columns[name] for name in ("answer", "clean_answer", "label")):
         known |= {answer for answer in column if answer is not None}
     return sorted(known)
 

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from themis.errors import StoreError
 from themis.reading import check_form
+from themis.runs.fault import MAX_TESTS
 from themis.runs.run import Seconds
-from themis.runs.store.validation import MAX_TESTS, PROGRESS
+from themis.runs.store.validation import PROGRESS
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -29,7 +29,7 @@ from themis.perturb import Perturbation, choose_perturbation
 from themis.perturb.perturbation import is_same_code
 from themis.runs.display.boxes import answered_boxes, stored_boxes
 from themis.runs.environment import describe_environment, describe_tested, list_changes, threads
-from themis.runs.faults import Fault, FaultInputs, Replay, RunHandle
+from themis.runs.fault import Fault, FaultInputs, Replay, RunHandle
 from themis.runs.named_code import names_code, perturbation_code
 from themis.runs.parts import read_split
 from themis.runs.run import Run

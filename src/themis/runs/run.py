@@ -16,7 +16,8 @@ from themis.judge.coverage import Coverage
 from themis.judge.estimate import Estimate
 from themis.judge.normality import Normality
 from themis.perturb.perturbation import Theta
-from themis.runs.faults import Faults, RunHandle
+from themis.runs.fault import RunHandle
+from themis.runs.faults import Faults
 from themis.runs.verdict import CleanScores, Counts, RunVerdict, write_verdict
 from themis.settings import Settings
 from themis.target.activations import OUTPUT, Layer

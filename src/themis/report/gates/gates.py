@@ -18,7 +18,7 @@ from themis.settings import MAX_RISK
 
 if TYPE_CHECKING:
     from themis.runs.diff.result import Diff
-    from themis.runs.faults import Fault
+    from themis.runs.fault import Fault
     from themis.runs.replay import RunSource
 
 __all__ = ["METRICS", "GateResult", "GateResults", "Gates", "check_gates", "write_junit", "write_markdown"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,8 @@ from numpy.typing import NDArray
 
 from themis.errors import DataError
 from themis.measure.calculator import Calculator
-from themis.measure.distance import l2, linf, ssim
-from themis.measure.tests import Bools, Floats, Ints, Tests
+from themis.measure.distance import distances
+from themis.measure.tests import Floats, Ints, Tests
 from themis.perturb.table import COUNT
 from themis.runs.replay import RunSource, missing_seed, open_handle
 
@@ -22,27 +21,13 @@ OnProgress = Callable[[str, int, int], None]
 """Told how far an analysis is: what it does now, how many tests of that are done, and how many these are at most."""
 
 
+Outcomes = dict[str, NDArray[Any]]
+"""What tests show, by name: `is_fault`, `answer`, `margin` and their distances. A test that is too dissimilar from its
+seed is not a fault."""
+
+
 def ignore_progress(text: str, n_done: int, n: int) -> None:
     """Report nothing."""
-
-
-@dataclass(frozen=True)
-class TestOutcomes:
-    """Outcomes of tests, one column per field; tests that are too dissimilar from their seed are not faults."""
-
-    __test__ = False
-
-    is_fault: Bools
-    answer: Ints
-    margin: Floats
-    distance: Floats
-    linf: Floats
-    ssim: Floats
-
-    def put(self, at: Ints, other: TestOutcomes, rows: Bools) -> None:
-        """Overwrite the rows at `at` with `rows` of other outcomes."""
-        for name, column in vars(other).items():
-            getattr(self, name)[at] = column[rows]
 
 
 class TestBench:
@@ -101,27 +86,25 @@ class TestBench:
         strength: NDArray[np.float64] = self.shares(theta).max(-1)
         return strength
 
-    def run(self, rows: Ints, theta: Floats, noise_seed: Ints, size: int | None = None) -> TestOutcomes:
+    def run(self, rows: Ints, theta: Floats, noise_seed: Ints, size: int | None = None) -> Outcomes:
         """Run tests in chunks of `size`."""
         size = min(size or self.calculator.chunk, self.calculator.chunk)
         kind = np.full(len(rows), "shrink")
         tests = Tests(np.arange(len(rows)), rows, theta, noise_seed, kind)
         parts = [self._run(tests[first : first + size], size) for first in range(0, len(rows), size)]
-        names = TestOutcomes.__dataclass_fields__
-        return TestOutcomes(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def _run(self, tests: Tests, size: int) -> TestOutcomes:
+    def _run(self, tests: Tests, size: int) -> Outcomes:
         calculator = self.calculator
         disturbed, outputs, motion = calculator.run_chunk(tests, size)
         rows = torch.from_numpy(np.ascontiguousarray(tests.seed)).to(calculator.device)
         inputs = calculator.inputs[rows]
         verdict = calculator.compare(rows, outputs, motion)
-        similarity, is_fault = ssim(inputs, disturbed, calculator.target.bounds), verdict.is_fault
+        away, is_fault = distances(inputs, disturbed, calculator.target.bounds), verdict.is_fault
         if calculator.min_ssim is not None:
-            is_fault = is_fault & (similarity >= calculator.min_ssim)
-        distances = (l2(inputs, disturbed), linf(inputs, disturbed), similarity)
-        columns = (is_fault, verdict.outcome, verdict.margin.float(), *distances)
-        outcomes = TestOutcomes(*(column.cpu().numpy().copy() for column in columns))
+            is_fault = is_fault & (away["ssim"] >= calculator.min_ssim)
+        columns = {"is_fault": is_fault, "answer": verdict.outcome, "margin": verdict.margin.float(), **away}
+        outcomes = {name: column.cpu().numpy().copy() for name, column in columns.items()}
         self._n_done += len(tests)
         self._on_progress(self._text, self._n_done, self._n_tests)
         return outcomes

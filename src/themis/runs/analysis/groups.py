@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from themis.errors import UsageError
 from themis.runs.analysis.latent_classes import CategoryTable, find_classes, order_by_size
-from themis.runs.faults import Column, Fault, Faults, telling
+from themis.runs.fault import Fault
+from themis.runs.faults import Array, Faults, telling
 from themis.runs.outcomes import describe_change, gives_answers, name_outcome
 from themis.runs.run import percent
 
@@ -118,7 +119,7 @@ def group(faults: Faults, most: int = 20, apart: float = APART) -> list[Group]:
     return [_describe(faults, columns, groups == k, max(1, most // n)) for k in range(n)]
 
 
-def find_groups(columns: dict[str, Column], most: int = 20, apart: float = APART) -> Ints:
+def find_groups(columns: dict[str, Array], most: int = 20, apart: float = APART) -> Ints:
     """The number of each fault's group, from 0, largest group first."""
     views = FaultViews.of(columns["answer"], columns["theta"], columns["signature"])
     binned = views.binned()
@@ -261,7 +262,7 @@ def kuiper_chance(statistic: float, n: int, n_others: int) -> float:
     return float(min(1.0, (2 * (4 * (j * size) ** 2 - 1) * np.exp(-2 * (j * size) ** 2)).sum()))
 
 
-def growth_chance(shares: Floats, is_member: NDArray[np.bool_], seed_id: Column) -> Floats:
+def growth_chance(shares: Floats, is_member: NDArray[np.bool_], seed_id: Array) -> Floats:
     """The probability, by layer, that a group's mean share is larger by chance; Welch's test over means of seeds.
 
     Faults of one seed are alike, so the seeds are counted. One or two seeds cannot be told from chance.
@@ -279,7 +280,7 @@ def growth_chance(shares: Floats, is_member: NDArray[np.bool_], seed_id: Column)
     return np.where(np.isnan(chance), np.where(differs, 0.0, 1.0), chance)
 
 
-def _means_by_seed(values: Floats, seed_id: Column) -> Floats:
+def _means_by_seed(values: Floats, seed_id: Array) -> Floats:
     seeds, row, n = np.unique(seed_id, return_inverse=True, return_counts=True)
     sums = np.zeros((len(seeds), values.shape[1]))
     np.add.at(sums, row, values)
@@ -291,7 +292,7 @@ def _centred(values: Floats, a: Ints, b: Ints) -> Floats:
     return np.concatenate([values[rows] - values[rows].mean(0) for rows in (a, b)])
 
 
-def _describe(faults: Faults, columns: dict[str, Column], is_member: NDArray[np.bool_], n_shown: int) -> Group:
+def _describe(faults: Faults, columns: dict[str, Array], is_member: NDArray[np.bool_], n_shown: int) -> Group:
     at = np.flatnonzero(is_member)
     seeds = columns["seed_id"][at]
     outcomes = _outcomes(columns, at)
@@ -308,7 +309,7 @@ def _describe(faults: Faults, columns: dict[str, Column], is_member: NDArray[np.
     return Group(text, ids, n_seeds, tuple(faults[k] for k in shown), outcomes, theta, layers)
 
 
-def _representatives(columns: dict[str, Column], at: Ints, n: int) -> list[int]:
+def _representatives(columns: dict[str, Array], at: Ints, n: int) -> list[int]:
     """Positions of the most telling faults: every outcome once before any twice, and no seed twice.
 
     Among the outcomes, frequent ones come first.
@@ -329,7 +330,7 @@ def _representatives(columns: dict[str, Column], at: Ints, n: int) -> list[int]:
     return [int(at[k]) for _, _, _, k in chosen]
 
 
-def _outcomes(columns: dict[str, Column], at: Ints) -> tuple[OutcomeShare, ...]:
+def _outcomes(columns: dict[str, Array], at: Ints) -> tuple[OutcomeShare, ...]:
     pairs = np.stack([columns["clean_answer"][at], columns["answer"][at]], 1)
     kinds, n = np.unique(pairs, axis=0, return_counts=True)
     order = np.argsort(-n, kind="stable")[:3].tolist()
@@ -339,7 +340,7 @@ def _outcomes(columns: dict[str, Column], at: Ints) -> tuple[OutcomeShare, ...]:
     )
 
 
-def _unusual_theta(faults: Faults, columns: dict[str, Column], is_member: NDArray[np.bool_]) -> dict[str, ThetaRange]:
+def _unusual_theta(faults: Faults, columns: dict[str, Array], is_member: NDArray[np.bool_]) -> dict[str, ThetaRange]:
     ranges: dict[str, ThetaRange] = {}
     if is_member.all():
         return ranges
@@ -353,7 +354,7 @@ def _unusual_theta(faults: Faults, columns: dict[str, Column], is_member: NDArra
 
 
 def _grown_layers(
-    faults: Faults, columns: dict[str, Column], is_member: NDArray[np.bool_]
+    faults: Faults, columns: dict[str, Array], is_member: NDArray[np.bool_]
 ) -> dict[str, tuple[float, float]]:
     if is_member.all():
         return {}
@@ -365,7 +366,7 @@ def _grown_layers(
     return {faults.layers[k]: (float(here[k]), float(there[k])) for k in grown}
 
 
-def _describe_outcomes(faults: Faults, columns: dict[str, Column], at: Ints, outcomes: tuple[OutcomeShare, ...]) -> str:
+def _describe_outcomes(faults: Faults, columns: dict[str, Array], at: Ints, outcomes: tuple[OutcomeShare, ...]) -> str:
     answers, n = np.unique(columns["answer"][at], return_counts=True)
     share = float(n.max() / len(at))
     if faults.task and not gives_answers(faults.task):

@@ -22,7 +22,7 @@ from themis.measure.chunk import padded
 from themis.measure.tests import Tests
 from themis.runs.analysis.bench import OnProgress, ignore_progress
 from themis.runs.analysis.groups import Group
-from themis.runs.faults import Fault
+from themis.runs.fault import Fault
 from themis.runs.replay import Replayer, missing_seed, open_handle
 from themis.runs.run import Run
 from themis.search.policy import UNIFORM_STREAM, Space

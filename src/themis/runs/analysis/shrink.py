@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from themis.errors import UsageError
 from themis.measure.tests import Bools, Floats, Ints
 from themis.perturb.perturbation import Theta
-from themis.runs.analysis.bench import OnProgress, TestBench, TestOutcomes, ignore_progress, open_bench
-from themis.runs.faults import Fault, Faults
+from themis.runs.analysis.bench import OnProgress, Outcomes, TestBench, ignore_progress, open_bench
+from themis.runs.fault import Fault
+from themis.runs.faults import Faults
 from themis.runs.replay import Replayer, RunSource
 from themis.runs.run import Run
 from themis.runs.store.reader import Reader
@@ -129,7 +130,7 @@ def shrink_tests(
     if not len(rows):
         return []
     shrinker = _Shrinker(bench, rows, theta, noise_seed)
-    first_answer = shrinker.best.answer.copy() if answer is None else answer
+    first_answer = shrinker.best["answer"].copy() if answer is None else answer
     remaining = shrinker.try_identity()
     if is_simplest:
         shrinker.drop_dimensions(remaining, give=0.0)
@@ -156,9 +157,9 @@ class _Shrinker:
         self.n_run = np.zeros(len(rows), dtype=np.int64)
         bench.begin("running tests", len(rows))
         self.best = self._run(np.arange(len(rows)), self.theta)
-        self.is_fault = self.best.is_fault.copy()
+        self.is_fault = self.best["is_fault"].copy()
 
-    def _run(self, at: Ints, theta: Floats) -> TestOutcomes:
+    def _run(self, at: Ints, theta: Floats) -> Outcomes:
         self.n_run[at] += 1
         return self.bench.run(self.rows[at], theta, self.noise_seed[at], self.size)
 
@@ -167,11 +168,13 @@ class _Shrinker:
         if not len(at):
             return np.zeros(0, dtype=bool)
         outcomes = self._run(at, theta)
-        better = at[outcomes.is_fault]
-        self.theta[better] = theta[outcomes.is_fault]
+        is_fault: Bools = outcomes["is_fault"]
+        better = at[is_fault]
+        self.theta[better] = theta[is_fault]
         self.weakest[better] = np.minimum(self.weakest[better], self.bench.strength(self.theta[better]))
-        self.best.put(better, outcomes, outcomes.is_fault)
-        return outcomes.is_fault
+        for name, column in outcomes.items():
+            self.best[name][better] = column[is_fault]
+        return is_fault
 
     def try_identity(self) -> Ints:
         """Try theta at its identity; return the faults that need more than that."""
@@ -259,7 +262,7 @@ class _Shrinker:
         bench, best = self.bench, self.best
         names = [theta.name for theta in bench.theta]
         is_back = (self.theta[k] == bench.identity) & (self.start[k] != bench.identity)
-        ssim = float(best.ssim[k])
+        ssim = float(best["ssim"][k])
         return ShrunkFault(
             id=id,
             seed_id=int(bench.seeds.seed_id[self.rows[k]]),
@@ -271,10 +274,10 @@ class _Shrinker:
             weakest=float(self.weakest[k]),
             not_needed=tuple(name for name, back in zip(names, is_back, strict=True) if back),
             answer_before=answer,
-            answer=int(best.answer[k]),
-            margin=float(best.margin[k]),
-            distance=float(best.distance[k]),
-            linf=float(best.linf[k]),
+            answer=int(best["answer"][k]),
+            margin=float(best["margin"][k]),
+            distance=float(best["distance"][k]),
+            linf=float(best["linf"][k]),
             ssim=None if np.isnan(ssim) else ssim,
             passes=int(self.n_run[k]) * bench.cost,
             sentence=_describe_needed(bench, self.start[k], self.theta[k]),

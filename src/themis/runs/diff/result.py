@@ -17,7 +17,7 @@ from themis.text import percent
 
 if TYPE_CHECKING:
     from themis.runs.analysis.robustness import Robustness
-    from themis.runs.faults import Fault
+    from themis.runs.fault import Fault
 
 N_LISTED = 20
 """Ids that a line lists."""

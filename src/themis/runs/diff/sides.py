@@ -14,7 +14,7 @@ import numpy as np
 from themis.errors import ModelError, UsageError
 from themis.measure.tests import Floats
 from themis.runs.analysis.shrink import read_faults
-from themis.runs.faults import Fault
+from themis.runs.fault import Fault
 from themis.runs.replay import Replayer, RunSource, live_handle
 from themis.runs.run import Run, policy_name
 from themis.runs.store.reader import Reader

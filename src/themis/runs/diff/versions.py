@@ -15,7 +15,7 @@ from themis.data.seeds import Seeds
 from themis.errors import DataError, UsageError
 from themis.judge.risk import fault_rate
 from themis.measure.tests import Bools, Floats, Ints
-from themis.runs.analysis.bench import TestBench, TestOutcomes, open_bench
+from themis.runs.analysis.bench import Outcomes, TestBench, open_bench
 from themis.runs.diff.result import (
     Diff,
     PairedClean,
@@ -28,7 +28,8 @@ from themis.runs.diff.result import (
 from themis.runs.diff.sides import Side, common_box
 from themis.runs.diff.statistics import paired_rates
 from themis.runs.estimates import N_PARTS
-from themis.runs.faults import Fault, telling_score
+from themis.runs.fault import Fault
+from themis.runs.faults import telling_score
 from themis.runs.run import counted, percent
 from themis.search.policy import Numbers, Space
 
@@ -245,7 +246,7 @@ def _run_paired(
         raise DataError(
             "at least one test must be similar enough to its seed, but none is: lower min_ssim or the magnitude"
         )
-    before, after = (model.is_fault & was_run for model in outcomes)
+    before, after = (model["is_fault"] & was_run for model in outcomes)
     tested, failed_before, failed_after = (_by_seed(position, mask, len(rows)) for mask in (was_run, before, after))
     is_tested = tested > 0
     worse, better = int((failed_after > failed_before).sum()), int((failed_after < failed_before).sum())
@@ -283,7 +284,7 @@ def _by_strength(
     return tuple(parts)
 
 
-def _run_tests(bench: TestBench, rows: Ints, theta: Floats, noise_seed: Ints, benches: Benches) -> TestOutcomes:
+def _run_tests(bench: TestBench, rows: Ints, theta: Floats, noise_seed: Ints, benches: Benches) -> Outcomes:
     """Run tests in chunks of a shape that both benches support."""
     with torch.no_grad():
         return bench.run(rows, theta, noise_seed, min(bench.calculator.chunk for bench in benches))
@@ -312,11 +313,11 @@ def _replay_on_other(
     place = np.searchsorted(shared.seed_id, seed_id)
     rows = (shared.second, shared.first) if is_swapped else (shared.first, shared.second)
     own_bench, other_bench = (benches[1], benches[0]) if is_swapped else benches
-    is_reproduced = _run_tests(own_bench, rows[0][place[at]], theta[at], noise_seed[at], benches).is_fault
+    is_reproduced = _run_tests(own_bench, rows[0][place[at]], theta[at], noise_seed[at], benches)["is_fault"]
     lost, at = at[~is_reproduced], at[is_reproduced]
     if not len(at):
         return ReplayedFaults(lost=_ids(id[lost]), apart=_ids(apart), left_out=left_out)
-    breaks = _run_tests(other_bench, rows[1][place[at]], theta[at], noise_seed[at], benches).is_fault
+    breaks = _run_tests(other_bench, rows[1][place[at]], theta[at], noise_seed[at], benches)["is_fault"]
     still, at = at[breaks], at[~breaks]
     is_near = _breaks_with_other_noise(other_bench, rows[1][place[at]], theta[at], noise_seed[at], benches)
     is_near |= _has_weaker(seed_id[at], theta[at], others, benches[0])
@@ -342,7 +343,7 @@ def _breaks_with_other_noise(bench: TestBench, rows: Ints, theta: Floats, noise_
         at = np.flatnonzero(~breaks)
         if len(at):
             noise = rng.mix(FOR_AGAIN, turn, noise_seed[at])
-            breaks[at] = _run_tests(bench, rows[at], theta[at], noise, benches).is_fault
+            breaks[at] = _run_tests(bench, rows[at], theta[at], noise, benches)["is_fault"]
     return breaks
 
 
@@ -366,9 +367,9 @@ def _column(faults: Sequence[Fault], name: str) -> Ints:
     return np.array([getattr(fault, name) for fault in faults], dtype=np.int64)
 
 
-def _is_dropped(outcomes: TestOutcomes, bench: TestBench) -> Bools:
+def _is_dropped(outcomes: Outcomes, bench: TestBench) -> Bools:
     least = bench.calculator.min_ssim
-    return np.zeros(len(outcomes.ssim), dtype=bool) if least is None else outcomes.ssim < least
+    return np.zeros(len(outcomes["ssim"]), dtype=bool) if least is None else outcomes["ssim"] < least
 
 
 def _by_seed(position: Ints, is_counted: Bools, n: int) -> Ints:

@@ -15,7 +15,7 @@ from themis.text import percent
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from themis.runs.faults import Fault, FaultInputs, Replay
+    from themis.runs.fault import Fault, FaultInputs, Replay
 
 Pixels = NDArray[np.uint8]
 GAP = 2

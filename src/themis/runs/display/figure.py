@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from themis.runs.faults import Fault
+    from themis.runs.fault import Fault
     from themis.runs.run import Run
 
 INK, RIGHT, WRONG, QUIET, FAINT = "#1a1a1a", "#1b7f4b", "#b3261e", "#6b6b6b", "#b8c2cc"

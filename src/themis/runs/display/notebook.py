@@ -10,7 +10,8 @@ from themis.runs.display.fault import answers, describe_theta, pictures
 
 if TYPE_CHECKING:
     from themis.runs.display.fault import Pixels
-    from themis.runs.faults import Fault, Faults
+    from themis.runs.fault import Fault
+    from themis.runs.faults import Faults
     from themis.runs.run import Run
 
 N_PICTURES = 3

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from themis.errors import StoreError, UsageError
 from themis.reading import check_form, optional, parse_json, read_regular, values_of
+from themis.runs.fault import PLAIN
 from themis.runs.store import schema
 from themis.runs.store.files import is_locked
 from themis.runs.store.schema import DATABASE
@@ -35,7 +36,8 @@ from themis.runs.store.validation import (
 )
 
 if TYPE_CHECKING:
-    from themis.runs.faults import Column, Faults, RunHandle
+    from themis.runs.fault import RunHandle
+    from themis.runs.faults import Array, Faults
     from themis.runs.run import Round
     from themis.runs.store.tensors import Tensors
     from themis.runs.store.writer import Checkpoint
@@ -243,10 +245,10 @@ class Reader:
         handle: RunHandle | None = None,
     ) -> Faults:
         """Faults as a campaign returns them; `handle` gives access to the model that replays them."""
-        from themis.runs.faults import COLUMN_TYPES, Faults
+        from themis.runs.faults import Faults
 
         theta = [schema.theta_column(name) for name in self.theta]
-        columns = ", ".join([*COLUMN_TYPES, *theta, "signature"])
+        columns = ", ".join([*(column.name for column in PLAIN), *theta, "signature"])
         rows = self.select(columns, where, values, order, limit, table)
         start = self.record.get("start", {})
         task = str(start.get("oracle", "")).partition(":")[0]
@@ -374,20 +376,16 @@ def _refuse_other_than_file(path: Path) -> None:
         raise StoreError(f"{path} must be a regular file, but it is not: remove it, or {REMEDY}")
 
 
-def _columns(rows: list[tuple[Any, ...]], n_theta: int) -> dict[str, Column]:
+def _columns(rows: list[tuple[Any, ...]], n_theta: int) -> dict[str, Array]:
     """Columns as `Faults.add` takes them."""
     import numpy as np
 
-    from themis.oracle import KEPT
-    from themis.runs.faults import COLUMN_TYPES
-
     by_name = list(zip(*rows, strict=True))
-    columns: dict[str, Column] = {}
-    for name, values in zip(COLUMN_TYPES, by_name, strict=False):
-        missing = {"label": -1, "clean_answer": KEPT}.get(name, np.nan)
-        plain = [missing if value is None else value for value in values] if None in values else list(values)
-        columns[name] = np.array(plain, dtype=COLUMN_TYPES[name].lower())
-    theta = by_name[len(COLUMN_TYPES) : len(COLUMN_TYPES) + n_theta]
+    columns: dict[str, Array] = {}
+    for column, values in zip(PLAIN, by_name, strict=False):
+        plain = [column.missing if value is None else value for value in values] if None in values else list(values)
+        columns[column.name] = np.array(plain, dtype=column.dtype)
+    theta = by_name[len(PLAIN) : len(PLAIN) + n_theta]
     columns["theta"] = np.array(theta, dtype=np.float32).T
     shares = np.array([json.loads(signature) for signature in by_name[-1]], dtype=np.float32)
     columns["signature"] = shares / np.float32(schema.SHARES)

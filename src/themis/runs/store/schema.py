@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from themis.errors import StoreError
+from themis.runs.fault import COLUMNS, Column
 
 DATABASE = "run.sqlite"
 PARTS = "parts.safetensors"
@@ -23,6 +24,9 @@ SHARES = 10_000
 """A signature stores the share of a layer in units of 1/SHARES: integers are written three times as fast."""
 APPLICATION = 0x7E315
 """SQLite's application_id: distinguishes a run from any other database."""
+
+TENSORS = Column("tensors", "str", True, "file in tensors/ with its input and output; none if they were not kept")
+"""The last column of a fault in the database."""
 
 _ROUNDS = """
 CREATE TABLE rounds (        -- one row per round; counts are totals since the start
@@ -54,28 +58,7 @@ CREATE TABLE run (           -- the record of the campaign; written once
 ) WITHOUT ROWID;
 
 CREATE TABLE faults (        -- one row per fault: a test that the model failed
-  id INTEGER PRIMARY KEY,    -- number of the test in its campaign
-  seed_id INTEGER NOT NULL,  -- index of the clean input in the data
-  perturbation TEXT NOT NULL,
-{theta}  noise_seed INTEGER NOT NULL,       -- reproduces the input, with seed_id and theta
-  round INTEGER NOT NULL,
-  stream TEXT NOT NULL,      -- uniform (drawn at random) or search (chosen by the policy)
-  kind TEXT NOT NULL,        -- kind of proposal
-  label INTEGER,             -- NULL if the data has none, or if it is not a class number
-  clean_answer INTEGER,      -- NULL in tasks whose outcomes say what changed
-  answer INTEGER NOT NULL,   -- the wrong outcome; -1 if the output was not finite
-  clean_value REAL,          -- the clean answer as a number; NULL in tasks without one
-  value REAL,                -- the same for the wrong answer; also NULL if the output was not finite
-  confidence REAL,           -- of the wrong answer; NULL in tasks without one, and if the output was not finite
-  margin REAL NOT NULL,      -- distance to a correct answer, in the output's unit; negative, or -Inf
-  distance REAL NOT NULL,    -- L2 distance of the input from the clean one
-  linf REAL NOT NULL,        -- largest change of any value of the input
-  ssim REAL,                 -- structural similarity to the clean image; NULL for other data
-  position INTEGER NOT NULL, -- row of the test in its forward pass
-  chunk INTEGER NOT NULL,    -- rows of that forward pass
-  raised INTEGER NOT NULL,   -- 1 if the test raised the campaign's criterion
-  signature TEXT NOT NULL,   -- JSON: share of the test's sensitivity by layer of run.start, in 1/10000
-  tensors TEXT               -- file in tensors/ with its input and output; NULL if they were not stored
+{faults}
 );
 
 CREATE INDEX faults_by_outcome ON faults (seed_id, answer);
@@ -95,12 +78,23 @@ CREATE VIEW distinct_faults AS  -- per seed and wrong outcome, the fault with th
 
 def create(database: sqlite3.Connection, theta: Sequence[tuple[str, str]], version: int = SCHEMA) -> None:
     """Create the tables; `theta` has the name of each dimension and a comment."""
-    columns = "".join(f"  {theta_column(name)} REAL NOT NULL,  -- {comment}\n" for name, comment in theta)
+    columns = "\n".join(f"  {definition:<26}  -- {comment}" for definition, comment in _fault_columns(theta))
     database.execute("PRAGMA journal_mode = WAL")
     database.executescript(
-        f"BEGIN; {_ROUNDS.format(estimates='' if version == 3 else _ESTIMATES)} {_TABLES.format(theta=columns)} "
+        f"BEGIN; {_ROUNDS.format(estimates='' if version == 3 else _ESTIMATES)} {_TABLES.format(faults=columns)} "
         f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {version}; COMMIT;"
     )
+
+
+def _fault_columns(theta: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """The definition of each column of the table `faults`, and a comment."""
+    for column in COLUMNS:
+        if column.name == "theta":
+            yield from ((f"{theta_column(name)} REAL NOT NULL,", comment) for name, comment in theta)
+        else:
+            null = "" if column.missing is not None else " PRIMARY KEY" if column.name == "id" else " NOT NULL"
+            yield f"{column.name} {column.sql_type}{null},", column.text
+    yield f"{TENSORS.name} TEXT", TENSORS.text
 
 
 def check(database: sqlite3.Connection, path: Path) -> None:

@@ -21,7 +21,7 @@ from themis.data.memory import available_bytes
 from themis.errors import StoreError, first_line
 from themis.measure.tests import Bools, Ints
 from themis.reading import open_regular, parse_json, read_regular
-from themis.runs.faults import Column, telling
+from themis.runs.faults import Array, telling
 from themis.runs.store.files import write_file
 from themis.runs.store.validation import damage_explained
 
@@ -245,19 +245,19 @@ class TensorStore:
     def __init__(self, folder: Path, n: int) -> None:
         self.folder, self.n = folder, n
         ints, floats = np.zeros(0, np.int64), np.zeros(0)
-        self._kept: dict[str, Column] = {"id": ints, "seed_id": ints, "answer": ints, "score": floats, "file": ints}
+        self._kept: dict[str, Array] = {"id": ints, "seed_id": ints, "answer": ints, "score": floats, "file": ints}
         self._candidates = {name: column for name, column in self._kept.items() if name != "file"}
         self._rows: dict[int, int] = {}  # in each file, including rows of faults that were dropped
         self._row_bytes = 0
         self._last_file = max(self._files(), default=0)
 
-    def restore(self, columns: dict[str, Column], files: Ints) -> None:
+    def restore(self, columns: dict[str, Array], files: Ints) -> None:
         """Adopt faults whose tensors are in numbered files, and remove all other files."""
         self._kept = {**_kept_columns(columns), "file": files}
         self._rows = {file: len(read_ids(self.path(file))) for file in np.unique(files).tolist()}
         self.sweep()
 
-    def worth_keeping(self, columns: dict[str, Column]) -> Bools:
+    def worth_keeping(self, columns: dict[str, Array]) -> Bools:
         """Which new faults can be among the `n` that are stored in the end, judged by those this was asked about.
 
         It has nothing to do with the files: one thread may ask while another one writes.
@@ -279,7 +279,7 @@ class TensorStore:
             self._kept = kept
             raise
 
-    def put(self, columns: dict[str, Column], tensors: Sequence[NewTensors]) -> tuple[Ints, Ints]:
+    def put(self, columns: dict[str, Array], tensors: Sequence[NewTensors]) -> tuple[Ints, Ints]:
         """Store the new faults worth keeping; return the file of each (0: none), and the ids dropped for them.
 
         tensors: of the new faults, in their order; those of faults that are not worth keeping may be missing.
@@ -376,7 +376,7 @@ def _pick(parts: Sequence[NewTensors], ids: Ints) -> Iterator[list[Tensors]]:
         yield picked
 
 
-def _kept_columns(columns: dict[str, Column]) -> dict[str, Column]:
+def _kept_columns(columns: dict[str, Array]) -> dict[str, Array]:
     score = telling(columns["distance"], columns["confidence"])
     return {**{name: columns[name] for name in ("id", "seed_id", "answer")}, "score": score}
 

@@ -30,16 +30,13 @@ from themis.reading import (
     values_of,
     whole,
 )
+from themis.runs.fault import MAX_CHUNK, MAX_REAL, MAX_TESTS, PLAIN, Column
 from themis.runs.store import schema
 from themis.settings import Settings
 
 REMEDY = "restore the run folder from a copy"
 MAX_JSON = 16 << 20
 """Bytes of a JSON file in a run folder."""
-MAX_TESTS = 10**10
-MAX_CHUNK = 1 << 24
-"""Tests per forward pass."""
-MAX_OUTCOME = 1 << 31
 STATE_FILE = r"\d{9,}-\d{6,}(-([0-9a-f]{8}|[0-9a-f]{16}))?\.safetensors"
 NAME = text(1000)
 SHARE = number(0, 1)
@@ -404,57 +401,47 @@ def fault_conditions(theta: Sequence[Mapping[str, Any]], n_layers: int) -> dict[
 
     SQLite orders numbers before texts and blobs: a range excludes these, and in a column of numbers whole ones too.
     """
-
-    def whole_number(name: str, low: int, high: int = 2**63 - 1) -> str:
-        return f"typeof({name}) = 'integer' AND {name} BETWEEN {low} AND {high}"
-
-    def real(name: str, low: float = -1e308, high: float = 1e308) -> str:
-        return f"{name} BETWEEN {low!r} AND {high!r}"
-
-    def unknown_or(name: str, condition: str) -> str:
-        return f"({name} IS NULL OR {condition})"
-
     # The numbers of up to 30 layers fit a float, however few commas there are.
     short = "AND NOT signature GLOB '*[0-9][0-9][0-9][0-9][0-9][0-9]*'" if n_layers > 30 else ""
-    infinite = "BETWEEN -9e999 AND 9e999"
-    conditions = {
-        "id": whole_number("id", 0, MAX_TESTS),
-        "seed_id": whole_number("seed_id", 0),
-        "perturbation": "perturbation = :perturbation",
-        "noise_seed": "typeof(noise_seed) = 'integer'",
-        "round": whole_number("round", 0, MAX_TESTS),
-        "stream": "stream IN ('uniform', 'search')",
-        "kind": "typeof(kind) = 'text' AND length(kind) <= 100",
-        "label": unknown_or("label", whole_number("label", 0, MAX_OUTCOME)),
-        "clean_answer": unknown_or("clean_answer", whole_number("clean_answer", 0, MAX_OUTCOME)),
-        "answer": whole_number("answer", -1, MAX_OUTCOME),
-        "clean_value": unknown_or("clean_value", f"clean_value {infinite}"),
-        "value": unknown_or("value", f"value {infinite}"),
-        "confidence": unknown_or("confidence", f"confidence {infinite}"),
-        "margin": "margin BETWEEN -9e999 AND 1e308",
-        "distance": real("distance", 0),
-        "linf": real("linf", 0),
-        "ssim": unknown_or("ssim", real("ssim")),
-        "chunk": whole_number("chunk", 1, MAX_CHUNK),
-        "position": "typeof(position) = 'integer' AND position >= 0 AND position < chunk",
-        "raised": "typeof(raised) = 'integer' AND raised IN (0, 1)",
-        "signature": (
-            f"typeof(signature) = 'text' AND length(signature) <= {8 * n_layers + 2} "
-            f"AND NOT signature GLOB '?*[^]0-9, ]*' {short} "
-            f"AND CASE WHEN json_valid(signature) THEN json_array_length(signature) = {n_layers} ELSE 0 END"
-        ),
-        "tensors": unknown_or(
-            "tensors",
-            "typeof(tensors) = 'text' AND length(tensors) BETWEEN 18 AND 30 AND tensors GLOB '*.safetensors' "
-            "AND NOT substr(tensors, 1, length(tensors) - 12) GLOB '*[^0-9]*'",
-        ),
-    }
+    conditions = {column.name: _condition(column) for column in PLAIN}
+    conditions["position"] += " AND position < chunk"
+    conditions["perturbation"] = "perturbation = :perturbation"
+    conditions["signature"] = (
+        f"typeof(signature) = 'text' AND length(signature) <= {8 * n_layers + 2} "
+        f"AND NOT signature GLOB '?*[^]0-9, ]*' {short} "
+        f"AND CASE WHEN json_valid(signature) THEN json_array_length(signature) = {n_layers} ELSE 0 END"
+    )
+    conditions["tensors"] = (
+        "tensors IS NULL OR (typeof(tensors) = 'text' AND length(tensors) BETWEEN 18 AND 30 "
+        "AND tensors GLOB '*.safetensors' AND NOT substr(tensors, 1, length(tensors) - 12) GLOB '*[^0-9]*')"
+    )
     for dimension in theta:
-        name, low, high = dimension["name"], float(dimension["low"]), float(dimension["high"])
+        low, high = float(dimension["low"]), float(dimension["high"])
         slack = 1e-3 * (high - low)
-        column = schema.theta_column(name)
-        conditions[f"theta_{name}"] = real(column, max(low - slack, -1e308), min(high + slack, 1e308))
+        ends = max(low - slack, -MAX_REAL), min(high + slack, MAX_REAL)
+        conditions[f"theta_{dimension['name']}"] = _between(schema.theta_column(dimension["name"]), *ends)
     return conditions
+
+
+def _condition(column: Column) -> str:
+    """The condition that a value of a column meets."""
+    name, low, high = column.name, column.low, column.high
+    if column.type == "bool":
+        condition = f"typeof({name}) = 'integer' AND {name} IN (0, 1)"
+    elif column.values:
+        condition = f"{name} IN ({', '.join(map(repr, column.values))})"
+    elif column.type == "str":
+        condition = f"typeof({name}) = 'text' AND length({name}) <= 100"
+    elif column.type == "int":
+        condition = f"typeof({name}) = 'integer' AND {name} BETWEEN {max(low, -(2**63))} AND {min(high, 2**63 - 1)}"
+    else:
+        condition = _between(name, low, high)
+    return condition if column.missing is None else f"({name} IS NULL OR {condition})"
+
+
+def _between(name: str, low: float, high: float) -> str:
+    low_text, high_text = (repr(end).replace("inf", "9e999") for end in (low, high))
+    return f"{name} BETWEEN {low_text} AND {high_text}"
 
 
 def find_invalid_fault(

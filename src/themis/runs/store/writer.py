@@ -7,7 +7,7 @@ import os
 import re
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -24,7 +24,8 @@ from themis.errors import StoreError, warn
 from themis.judge.estimate import Estimate
 from themis.measure.chunk import is_out_of_memory
 from themis.measure.tests import Bools, Ints
-from themis.runs.faults import Column
+from themis.runs.fault import COLUMNS
+from themis.runs.faults import Array
 from themis.runs.named_code import recorded_code
 from themis.runs.run import ESTIMATES, Round
 from themis.runs.store import schema
@@ -72,7 +73,7 @@ class Checkpoint:
 class _Pending:
     """What has been added and is not being written yet."""
 
-    columns: list[dict[str, Column]] = field(default_factory=list)
+    columns: list[dict[str, Array]] = field(default_factory=list)
     tensors: list[NewTensors] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     nbytes: int = 0
@@ -246,11 +247,11 @@ class Writer:
                 warn(f"the run cannot be signed because {problem}: {remedy}")
         database.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (TAG, as_json(tag).decode()))
 
-    def worth_keeping(self, columns: dict[str, Column]) -> Bools:
+    def worth_keeping(self, columns: dict[str, Array]) -> Bools:
         """Which of some new faults can be among those whose tensors are stored in the end."""
         return self._tensor_store.worth_keeping(columns)
 
-    def add_faults(self, stop: int, columns: dict[str, Column] | None, tensors: NewTensors | None) -> int:
+    def add_faults(self, stop: int, columns: dict[str, Array] | None, tensors: NewTensors | None) -> int:
         """Add the faults of the tests up to number `stop`, if there are any, and return the number of this addition.
 
         tensors: of those that are worth keeping, at least.
@@ -364,7 +365,7 @@ class Writer:
                 database.executemany("UPDATE faults SET tensors = ? WHERE id = ?", pairs)
         return bool(pairs)
 
-    def _store_tensors(self, pending: _Pending) -> tuple[dict[str, Column], list[str | None], list[int]]:
+    def _store_tensors(self, pending: _Pending) -> tuple[dict[str, Array], list[str | None], list[int]]:
         """Write the tensors of the pending faults; return the columns and the files of the faults, and the faults whose
         tensors were dropped for them."""
         if not pending.columns:
@@ -445,38 +446,21 @@ def _transaction(database: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         raise
 
 
-def _fault_rows(columns: dict[str, Column], perturbation: str, files: list[str | None]) -> list[tuple[Any, ...]]:
+def _fault_rows(columns: dict[str, Array], perturbation: str, files: list[str | None]) -> list[tuple[Any, ...]]:
     """Rows in the order of the table's columns."""
-    plain = {name: column.tolist() for name, column in columns.items() if name not in ("theta", "signature")}
-    signature = _signature_texts(np.rint(columns["signature"] * schema.SHARES).astype(np.int64))
-    return list(
-        zip(
-            plain["id"],
-            plain["seed_id"],
-            [perturbation] * len(files),
-            *columns["theta"].T.astype(np.float64).tolist(),
-            plain["noise_seed"],
-            plain["round"],
-            plain["stream"],
-            plain["kind"],
-            [None if label < 0 else label for label in plain["label"]],
-            [None if answer < 0 else answer for answer in plain["clean_answer"]],
-            plain["answer"],
-            plain["clean_value"],  # SQLite stores NaN as NULL
-            plain["value"],
-            plain["confidence"],
-            plain["margin"],
-            plain["distance"],
-            plain["linf"],
-            plain["ssim"],
-            plain["position"],
-            plain["chunk"],
-            plain["raised"],
-            signature,
-            files,
-            strict=True,
-        )
-    )
+    values: list[Sequence[Any]] = []
+    for column in COLUMNS:
+        if column.name == "perturbation":
+            values.append([perturbation] * len(files))
+        elif column.name == "theta":
+            values += columns["theta"].T.astype(np.float64).tolist()
+        elif column.name == "signature":
+            values.append(_signature_texts(np.rint(columns["signature"] * schema.SHARES).astype(np.int64)))
+        elif column.type == "int" and column.missing is not None:
+            values.append([None if value < 0 else value for value in columns[column.name].tolist()])
+        else:
+            values.append(columns[column.name].tolist())  # SQLite stores NaN as NULL
+    return list(zip(*values, files, strict=True))
 
 
 def _signature_texts(shares: Ints) -> list[str]:

@@ -14,7 +14,7 @@ from themis.runs.run import percent
 
 if TYPE_CHECKING:
     from themis.report.gates.gates import GateResults
-    from themis.runs.faults import Fault, Replay
+    from themis.runs.fault import Fault, Replay
     from themis.runs.run import Run
 
 PREFIX = "themis_"

@@ -1,0 +1,271 @@
+"""A fault: a test that the model failed. Its fields are the one table of what is known about a fault.
+
+The schema of `run.sqlite`, what is written to it, the checks of what is read from it, DataFrames, exports, the details
+that `themis faults` prints and those of the report page follow from this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, fields
+from math import inf, nan
+from typing import TYPE_CHECKING, Any, Protocol
+
+from themis.errors import UsageError
+from themis.runs.outcomes import NUMBER_TASKS, gives_answers, name_outcome, name_point
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from themis.data.seeds import Seeds
+    from themis.measure.calculator import Calculator
+
+MAX_TESTS = 10**10
+MAX_CHUNK = 1 << 24
+"""Tests per forward pass."""
+MAX_OUTCOME = 1 << 31
+MAX_REAL = 1e308
+"""Stands for the largest finite number in a database; a column whose range reaches further may be infinite."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a fault: what it says, and the values that it may have."""
+
+    name: str
+    type: str
+    """int, float, str or bool; None is told by `is_optional`."""
+    is_optional: bool
+    """Whether a missing value is None in a `Fault`."""
+    help: str
+    unit: str = ""
+    low: float = -MAX_REAL
+    high: float = MAX_REAL
+    values: tuple[str, ...] = ()
+    """The texts that it may be, if they are few."""
+    missing: float | None = None
+    """The number that stands for a missing value in arrays, where the database has NULL; None if none is missing."""
+    title: str = ""
+    """Its name among the details of a fault on the report page; without one, the page has its own way to show it."""
+
+    def is_missing(self, value: float) -> bool:
+        """Whether a number of an array stands for a missing value."""
+        return value < 0 if self.type == "int" else value != value
+
+    @property
+    def text(self) -> str:
+        """What it says, with the unit."""
+        return f"{self.help} [{self.unit}]" if self.unit else self.help
+
+    @property
+    def sql_type(self) -> str:
+        """Its type in the database."""
+        return {"int": "INTEGER", "bool": "INTEGER", "float": "REAL"}.get(self.type, "TEXT")
+
+    @property
+    def dtype(self) -> str:
+        """The type of its array."""
+        return {"int": "int64", "float": "float32"}.get(self.type, self.type)
+
+
+def about(help: str, **details: Any) -> dict[str, Any]:
+    """The metadata of a field of `Fault`: those of the fields of `Column` that its annotation does not tell."""
+    return {"help": help, **details}
+
+
+_CLASS = {"low": 0, "high": MAX_OUTCOME}
+_ANY_NUMBER = {"low": -inf, "high": inf, "missing": nan}
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A fault run again: its input, what the model answered this time, and whether that matches the record."""
+
+    clean_inputs: Tensor = field(repr=False)
+    inputs: Tensor = field(repr=False)
+    outputs: Tensor = field(repr=False)
+    answer: int
+    value: float | None
+    confidence: float
+    is_fault: bool
+    is_same: bool
+    """Whether the answer is the recorded one, with outputs within 1e-5 (if not stored: confidence, or else margin)."""
+    input_gap: float | None = None
+    """Largest difference between the input and the stored one; 0 if equal to the bit, None if not stored."""
+    output_gap: float | None = None
+    """The same for the output."""
+    changes: list[str] = field(default_factory=list)
+    """What has changed since the run: weights, data, versions, device, threads."""
+    bounds: tuple[float, float] | None = None
+    """The smallest and the largest value that an input may have."""
+    boxes: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+    """A detector's answers to the clean and to the disturbed input, `[n, 6]` each."""
+
+
+@dataclass(frozen=True)
+class FaultInputs:
+    """The clean and the disturbed input of a fault, to be shown, and the bounds of an input if they are known."""
+
+    clean_inputs: Tensor
+    inputs: Tensor
+    bounds: tuple[float, float] | None = None
+    boxes: tuple[Tensor, Tensor] | None = None
+
+
+class RunHandle(Protocol):
+    """Gives access to the model and the seeds of a run, so that its tests can be run again.
+
+    A run of this process has a `LiveRun`; a run folder has a `Replayer`, or a `StoredRun` that opens it when needed.
+    """
+
+    @property
+    def seeds(self) -> Seeds:
+        """The seeds that were tested."""
+
+    @property
+    def random_seed(self) -> int:
+        """The random seed of the campaign."""
+
+    @property
+    def passes(self) -> int:
+        """Passes that its calculator had already spent on the campaign."""
+
+    def opened(
+        self, seed_id: NDArray[np.int64] | None = None, chunk: int | None = None
+    ) -> AbstractContextManager[Calculator]:
+        """A calculator that knows the clean outputs of at least these seeds (by default all); its target is open.
+
+        chunk: tests per forward pass, by default as recorded.
+        """
+
+    def swept(self, seed_id: NDArray[np.int64]) -> Calculator:
+        """A calculator that has swept at least these seeds."""
+
+    def replay(self, fault: Fault, /) -> Replay:
+        """Run a fault again."""
+
+    def show(self, fault: Fault, /) -> FaultInputs | None:
+        """The inputs of a fault without running anything that a run folder names; None if they were not stored."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A test that the model failed. `(seed_id, perturbation, theta, noise_seed)` reproduce its input."""
+
+    id: int = field(metadata=about("number of the test in its campaign", low=0, high=MAX_TESTS))
+    seed_id: int = field(metadata=about("the seed: index of the clean input in the data", low=0))
+    perturbation: str = field(metadata=about("name of the perturbation"))
+    theta: dict[str, float] = field(metadata=about("parameter of the perturbation"))
+    noise_seed: int = field(metadata=about("with the seed and theta, reproduces the input"))
+    round: int = field(metadata=about("round of the campaign", low=0, high=MAX_TESTS))
+    stream: str = field(
+        metadata=about("uniform: drawn at random; search: chosen by the policy", values=("uniform", "search"))
+    )
+    kind: str = field(metadata=about("kind of proposal"))
+    label: int | None = field(
+        metadata=about(
+            "class of the seed; none if the data has no labels, or if its label is not a class number",
+            **_CLASS,
+            missing=-1,
+        )
+    )
+    clean_answer: int | None = field(
+        metadata=about(
+            "answer to the clean input; none in tasks whose outcomes say what changed",
+            **_CLASS,
+            missing=-2,  # the outcome KEPT of an oracle
+        )
+    )
+    answer: int = field(metadata=about("the wrong outcome; -1 if the output was not finite", low=-1, high=MAX_OUTCOME))
+    clean_value: float | None = field(
+        metadata=about("answer to the clean input as a number, in tasks that have one", **_ANY_NUMBER)
+    )
+    value: float | None = field(
+        metadata=about(
+            "the wrong answer as a number: a regression value, a binary score, a mean IoU; none if not finite",
+            **_ANY_NUMBER,
+        )
+    )
+    confidence: float = field(
+        metadata=about(
+            "confidence of the wrong answer; none in tasks without one, and if the output was not finite",
+            **_ANY_NUMBER,
+        )
+    )
+    """NaN if there is none."""
+    margin: float = field(
+        metadata=about(
+            "distance to a correct answer, negative for faults; -inf if the output was not finite",
+            unit="unit of the outputs",
+            low=-inf,
+            title="margin",
+        )
+    )
+    distance: float = field(metadata=about("L2 distance from the clean input", unit="unit of the inputs", low=0))
+    linf: float = field(
+        metadata=about(
+            "largest change of a value of the input", unit="unit of the inputs", low=0, title="largest change"
+        )
+    )
+    ssim: float | None = field(
+        metadata=about("structural similarity to the clean picture; 1 is identical", missing=nan)
+    )
+    position: int = field(
+        repr=False,  # at this row of a chunk of the same shape, outputs are equal to the bit
+        metadata=about("row of the test in its forward pass", low=0, high=MAX_CHUNK),
+    )
+    chunk: int = field(repr=False, metadata=about("rows of that forward pass", low=1, high=MAX_CHUNK))
+    raised: bool = field(repr=False, metadata=about("whether the test raised the campaign's criterion"))
+    signature: dict[str, float] = field(repr=False, metadata=about("share of the test's sensitivity by layer"))
+    _task: str = field(default="", repr=False, compare=False)
+    _classes: Sequence[str] | None = field(default=None, repr=False, compare=False)
+    _handle: RunHandle | None = field(default=None, repr=False, compare=False)
+
+    def replay(self) -> Replay:
+        """Run the test again."""
+        if self._handle is None:
+            raise UsageError(
+                "a fault must belong to a run to be replayed, but this one does not: take it from run.faults"
+            )
+        return self._handle.replay(self)
+
+    def shown(self) -> FaultInputs | None:
+        """The inputs of the test; those of a run folder only if they were stored, because showing runs nothing."""
+        return None if self._handle is None else self._handle.show(self)
+
+    @property
+    def outcome(self) -> str | None:
+        """What happened, in words, in tasks whose outcomes are not answers, such as `dog lost`; otherwise None."""
+        if self._task == "keypoints" and self.answer >= 0 and self.value is not None:
+            return f"{name_point(self.answer, self._classes)} off by {self.value:.3g} pixels"
+        if not self._task or gives_answers(self._task) or self.answer < 0:
+            return None
+        return name_outcome(self._task, self.answer, self._classes)
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the answers are numbers, `clean_value` and `value`, as in a regression."""
+        return self._task in NUMBER_TASKS and self.clean_value is not None and self.value is not None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fault as plain data."""
+        names = [column.name for column in fields(self)]
+        return {name: getattr(self, name) for name in names if not name.startswith("_")}
+
+    def _repr_html_(self) -> str:
+        from themis.runs.display.notebook import show_fault
+
+        return show_fault(self)
+
+
+COLUMNS = tuple(
+    Column(each.name, str(each.type).removesuffix(" | None"), str(each.type).endswith(" | None"), **each.metadata)
+    for each in fields(Fault)
+    if each.metadata
+)
+"""The table of what a fault is, in the order of the columns in the database."""
+PLAIN = tuple(each for each in COLUMNS if each.name not in ("perturbation", "theta", "signature"))
+"""The columns with one number or text per fault; all faults of a run are of one perturbation."""
