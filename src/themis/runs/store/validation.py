@@ -404,7 +404,7 @@ def fault_conditions(theta: Sequence[Mapping[str, Any]], n_layers: int) -> dict[
     # The numbers of up to 30 layers fit a float, however few commas there are.
     short = "AND NOT signature GLOB '*[0-9][0-9][0-9][0-9][0-9][0-9]*'" if n_layers > 30 else ""
     conditions = {column.name: _condition(column) for column in PLAIN}
-    conditions["position"] += " AND position < chunk"
+    conditions["position"] = conditions.pop("position") + " AND position < chunk"  # after the chunk itself
     conditions["perturbation"] = "perturbation = :perturbation"
     conditions["signature"] = (
         f"typeof(signature) = 'text' AND length(signature) <= {8 * n_layers + 2} "
