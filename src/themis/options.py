@@ -35,8 +35,10 @@ def check_numbers(options: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise UsageError(f"{field.name} must be a number, got {value!r}")
         if kind.startswith("int"):
-            if (isinstance(value, float) and not value.is_integer()) or abs(value) >= 2**63:
+            if isinstance(value, float) and not value.is_integer():
                 raise UsageError(f"{field.name} must be a whole number, got {value!r}")
+            if abs(value) >= 2**63:
+                raise UsageError(f"{field.name} must lie in -2**63..2**63 - 1, got {value!r}")
             object.__setattr__(options, field.name, int(value))
 
 
