@@ -27,7 +27,7 @@ import themis
 import themis_lab
 from themis.cli.demo import make_data, make_model
 from themis.perturb import PERTURBATIONS
-from themis.runs.run import percent
+from themis.text import percent
 
 QUICK = {"zoo": "", "tests": 200, "seeds": 200}
 FULL = {"zoo": "resnet56-cifar10" if os.environ.get("THEMIS_DATA") else "", "tests": 2000, "seeds": 1000}

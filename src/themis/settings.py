@@ -172,3 +172,8 @@ class Settings:
             }
             settings = replace(settings, **{name: value for name, value in paper.items() if name not in options})
         return settings
+
+
+def policy_name(policy: Any) -> str:
+    """The name of a policy, or that of its class."""
+    return policy if isinstance(policy, str) else type(policy).__name__

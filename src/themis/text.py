@@ -1,4 +1,4 @@
-"""Text that is safe where it goes, since names and messages may come from files that others wrote; percentages."""
+"""Text that is safe where it goes, since names and messages may come from files that others wrote; numbers in words."""
 
 from __future__ import annotations
 
@@ -98,6 +98,18 @@ def percent(share: float, digits: int = 1) -> str:
     if share > 0 and text == f"{0:.{digits}f}%":
         return f"<{least:.{digits}f}%"
     return text
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """A number with its noun: "1 layer", "2,000 layers"."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def duration(seconds: float) -> str:
+    """How long something takes, such as about 5 min."""
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} s"
+    return f"about {seconds / 60:.0f} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"
 
 
 def split_list(text: str) -> list[str]:

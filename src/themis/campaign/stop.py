@@ -7,8 +7,9 @@ from math import inf
 from themis.campaign.criterion import CampaignCriterion
 from themis.judge.estimate import Estimate
 from themis.judge.reach import CAUTION
-from themis.runs.run import Round, counted, percent
+from themis.runs.run import Round
 from themis.settings import MAX_RISK, Settings
+from themis.text import counted, percent
 
 
 def is_little_left(goal: float | None, recall: float | None, risk: Estimate | None) -> bool:

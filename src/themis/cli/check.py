@@ -74,7 +74,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
 def describe(check: Check, settings: Settings) -> list[str]:
     """The result as lines of text."""
     from themis.measure.inputs import ROUNDING
-    from themis.runs.run import counted, percent
+    from themis.text import counted, percent
 
     n = check.n_classes
     shape = "x".join(map(str, check.input_shape))
@@ -125,7 +125,7 @@ def _outputs(check: Check) -> str:
 
 
 def _describe_start(check: Check, settings: Settings) -> list[tuple[str, str]]:
-    from themis.runs.run import counted, duration
+    from themis.text import counted, duration
 
     start = check.start
     assert start is not None

@@ -136,7 +136,7 @@ def _write(result: Diff, path: Path, *, is_forced: bool) -> None:
     if ending == ".png":
         if result.curves is None:
             raise UsageError(f"--out {path} needs curves, but the ranges of theta differ: write .md instead")
-        from themis.runs.display.curves import draw_diff
+        from themis.runs.display.figure import draw_diff
 
         picture = BytesIO()
         draw_diff(result, picture)

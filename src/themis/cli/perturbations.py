@@ -91,7 +91,7 @@ def _choose(arguments: Namespace) -> list[Perturbation]:
 
 
 def _format_list(perturbations: list[Perturbation]) -> str:
-    from themis.runs.run import counted
+    from themis.text import counted
 
     lines: list[str] = []
     family = ""
@@ -131,9 +131,9 @@ def _draw(perturbations: list[Perturbation], arguments: Namespace) -> None:
 
     from themis.measure.inputs import within_bounds
     from themis.report.sheet import can_draw, draw_sheet
-    from themis.runs.run import counted
     from themis.runs.store.ownership import fresh_file
     from themis.target.target import check_options
+    from themis.text import counted
 
     has_signals = all(perturbation.inputs == "signal" for perturbation in perturbations)
     picture, bounds = _picture(arguments, has_signals=has_signals), arguments.bounds

@@ -153,7 +153,7 @@ def _write(path: Path, content: bytes) -> None:
 def _draw(run: Reader, curve: Robustness) -> None:
     from io import BytesIO
 
-    from themis.runs.display.curves import draw_robustness
+    from themis.runs.display.plots import draw_robustness
 
     picture = BytesIO()
     draw_robustness(curve, picture, title=f"Robustness by strength ({run.record['perturbation']})")

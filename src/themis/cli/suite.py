@@ -199,9 +199,9 @@ class ShowSuite:
             self._bar = StepBar(table_console())
 
     def listener(self) -> Any:
-        from themis.runs.run import counted
         from themis.suites.api import SuiteListener
         from themis.suites.definition import suite_title
+        from themis.text import counted
 
         bar, track = self._bar, self._track
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from themis.text import percent
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -17,3 +19,15 @@ class Estimate:
     def sign(self) -> int:
         """1 if the whole interval is above 0, -1 if it is below, 0 if it includes 0."""
         return int(self.low > 0) - int(self.high < 0)
+
+
+def describe_share(estimate: Estimate, about: str = "") -> str:
+    """A share with its 95% interval."""
+    value, low, high = (percent(end, 2) for end in (estimate.value, estimate.low, estimate.high))
+    return f"{value}{f' {about}' * bool(about)} (95%: {low} to {high})"
+
+
+def show_interval(estimate: Estimate, places: int = 1) -> str:
+    """The same for a cell of a table."""
+    value, low, high = (percent(share, places) for share in (estimate.value, estimate.low, estimate.high))
+    return f"{value} ({low} to {high})"

@@ -7,7 +7,7 @@ from rich.progress import TimeRemainingColumn
 
 from themis.experiments import CellEnd, Listener
 from themis.report.progress import StepBar
-from themis.runs.run import counted
+from themis.text import counted
 
 
 class ShowCells(Listener):

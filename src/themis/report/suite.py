@@ -17,7 +17,6 @@ from themis.report.inputs import read_inputs
 from themis.report.names import answer_names, as_text, class_names, feature_names, outcome_names, task_of
 from themis.report.page import REPORT, render_page, write_report
 from themis.report.view import ShellCommand, plain_view
-from themis.runs.run import counted, percent
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import DATABASE
 from themis.suites.definition import suite_title
@@ -32,6 +31,7 @@ from themis.suites.result import (
     slice_sentences,
 )
 from themis.suites.slices import CLASS, share
+from themis.text import counted, percent
 
 if TYPE_CHECKING:
     from themis.runs.fault import Fault

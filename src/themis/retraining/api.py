@@ -22,10 +22,11 @@ from themis.retraining.rounds import run_rounds
 from themis.retraining.source import open_sources
 from themis.retraining.steps import WEIGHTS, Retraining
 from themis.runs.environment import describe_environment
-from themis.runs.run import Run, counted
+from themis.runs.run import Run
 from themis.runs.source import Origin
 from themis.runs.trust import Trusted
 from themis.target.fingerprint import hash_seeds
+from themis.text import counted
 
 RESULT, TABLE, FIGURE = "retrain.json", "table.md", "figure.png"
 

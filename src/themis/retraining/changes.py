@@ -12,7 +12,7 @@ import numpy as np
 from themis.errors import UsageError
 from themis.judge.estimate import Estimate
 from themis.retraining.examine import Column, Reading
-from themis.runs.run import percent
+from themis.text import percent
 
 FLAT = 1e-9
 """The spread, relative to the mean, below which values count as equal."""

@@ -8,7 +8,7 @@ from typing import Any
 from themis.retraining.changes import Shift
 from themis.retraining.result import Retrained, inputs_of
 from themis.runs.display.figure import INK, QUIET, blank_figure
-from themis.runs.run import counted
+from themis.text import counted
 
 BEFORE, AFTER, CLEAN = "#D55E00", "#0072B2", "#009E73"
 """Colours of the palette of Okabe and Ito, which colour-blind readers can tell apart."""

@@ -20,10 +20,9 @@ from themis.retraining.frontier import FrontierPoint, is_still_rising, join_fron
 from themis.retraining.plan import RetrainingPlan
 from themis.retraining.recipe import Recipe
 from themis.retraining.tune import Epoch, interpolate
-from themis.runs.run import counted, percent
 from themis.target.ledger import Ledger
 from themis.target.target import Target
-from themis.text import printable
+from themis.text import counted, percent, printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -20,9 +20,9 @@ from themis.retraining.result import Stage, TrainedModel
 from themis.retraining.source import Source
 from themis.retraining.steps import Retraining
 from themis.runs.faults import Faults
-from themis.runs.run import percent
 from themis.runs.store.schema import DATABASE
 from themis.target.ledger import allow_trained_seeds
+from themis.text import percent
 
 
 def run_rounds(retraining: Retraining) -> tuple[list[Stage], int, str]:

@@ -21,10 +21,10 @@ from themis.retraining.recipe import Recipe
 from themis.retraining.result import RetrainingOutcome, Stage, TrainedModel
 from themis.retraining.source import Source
 from themis.retraining.tune import Epoch, tune
-from themis.runs.run import counted
 from themis.runs.weights import write_weights
 from themis.target.ledger import Ledger, remember
 from themis.target.target import Target
+from themis.text import counted
 from themis.version import __version__
 
 STEPS, WEIGHTS = "steps", "weights.safetensors"

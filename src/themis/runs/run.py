@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 from themis.errors import MissingExtraError, UsageError
 from themis.judge.coverage import Coverage
-from themis.judge.estimate import Estimate
+from themis.judge.estimate import Estimate, describe_share
 from themis.judge.normality import Normality
 from themis.perturb.perturbation import Theta
 from themis.runs.fault import RunHandle
 from themis.runs.faults import Faults
 from themis.runs.verdict import CleanScores, Counts, RunVerdict, write_verdict
-from themis.settings import Settings
+from themis.settings import Settings, policy_name
 from themis.target.activations import OUTPUT, Layer
-from themis.text import percent as percent
+from themis.text import counted, percent
 from themis.version import __version__
 
 if TYPE_CHECKING:
@@ -289,7 +289,7 @@ class Run:
         """Write the report as one HTML file, by default `report.html` in the run folder, and return its path."""
         if self.folder is None:
             raise UsageError("a report is made from the run folder, but the run has none: pass out='runs/NAME' to run")
-        written: Path = _shown("page").write_report(self.folder, None if path is None else Path(path))
+        written: Path = _above("report.page").write_report(self.folder, None if path is None else Path(path))
         return written
 
     def gate(
@@ -309,16 +309,15 @@ class Run:
         although the clean answers are no better than a constant.
         """
         limits = (fail_under, max_fault_rate, max_new_faults, baseline, trust, allow_constant)
-        gates = _shown("gates.gates").Gates.of(*limits)
+        gates = _above("report.gates.gates").Gates.of(*limits)
         if not gates:
             raise UsageError("a gate must be given, but there is none: pass max_fault_rate=0.05 or another limit")
-        return _shown("gates.gates").check_gates(self, gates, folder=self.folder)
+        return _above("report.gates.gates").check_gates(self, gates, folder=self.folder)
 
     def diff(self, other: Run | str | Path, **options: Any) -> Diff:
         """Compare with a later run, or its folder, as `themis.diff` does; the options are the same."""
-        from themis.runs.diff.api import diff_runs
-
-        return diff_runs(self, other, **options)
+        difference: Diff = _above("runs.diff.api").diff_runs(self, other, **options)
+        return difference
 
     def plot_coverage(self) -> Figure:
         """Coverage by tests, with the interval of the last round."""
@@ -346,9 +345,7 @@ class Run:
 
     def plot_robustness(self) -> Figure:
         """How many seeds the search could not break, by strength; shrinks a fault per seed, which takes a while."""
-        from themis.runs.analysis.robustness import robustness
-
-        return _draw("robustness_figure", robustness(self))
+        return _draw("robustness_figure", _above("runs.analysis.robustness").robustness(self))
 
     def __repr__(self) -> str:
         last = self.rounds[-1]
@@ -436,38 +433,9 @@ def coverage_caution(coverage: float, n_tests: int, n_seeds: int, scale: str) ->
     )
 
 
-def describe_share(estimate: Estimate, about: str = "") -> str:
-    """A share with its 95% interval."""
-    value, low, high = (percent(end, 2) for end in (estimate.value, estimate.low, estimate.high))
-    return f"{value}{f' {about}' * bool(about)} (95%: {low} to {high})"
-
-
-def duration(seconds: float) -> str:
-    """How long something takes, such as about 5 min."""
-    if seconds < 90:
-        return f"about {max(1, round(seconds))} s"
-    return f"about {seconds / 60:.0f} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"
-
-
-def show_interval(estimate: Estimate, places: int = 1) -> str:
-    """A share with its 95% interval."""
-    value, low, high = (percent(share, places) for share in (estimate.value, estimate.low, estimate.high))
-    return f"{value} ({low} to {high})"
-
-
-def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """A number with its noun: "1 layer", "2,000 layers"."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
-
-
-def policy_name(policy: Any) -> str:
-    """The name of a policy, or that of its class."""
-    return policy if isinstance(policy, str) else type(policy).__name__
-
-
-def _shown(module: str) -> Any:
-    """A module of `themis.report`, by its name: what shows runs is above this folder, and not imported from here."""
-    return import_module(f"themis.report.{module}")
+def _above(module: str) -> Any:
+    """A module that reports, gates or analyses runs; methods of `Run` are shorthands for functions of such modules."""
+    return import_module(f"themis.{module}")
 
 
 def _draw(kind: str, *values: Any) -> Figure:

@@ -16,12 +16,12 @@ from themis.runs.diff.markdown import escape, table
 from themis.runs.diff.result import Diff, show_difference
 from themis.runs.diff.statistics import LEVEL
 from themis.runs.replay import RunSource
-from themis.runs.run import percent
 from themis.runs.trust import Trusted
 from themis.suites.folder import is_suite
 from themis.suites.grades import SeedValues, joined
 from themis.suites.members import Rebuild, open_members
 from themis.suites.result import SuiteRun, has_same_seeds
+from themis.text import percent
 
 HEAD = (
     *("perturbation", "fault rate before", "after", "error before", "after", "difference (95%)"),

@@ -18,7 +18,7 @@ from themis.judge.risk import mean_estimate
 from themis.reading import read_yaml
 from themis.runs.estimates import strengths
 from themis.runs.open import open_run
-from themis.runs.run import Run, counted, percent
+from themis.runs.run import Run
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import DATABASE, theta_column
 from themis.suites.folder import SUITE, is_running, is_suite, read_record, unpack
@@ -30,6 +30,7 @@ from themis.suites.grades import (
     relative_corruption_errors,
 )
 from themis.suites.slices import LEAST_TESTS, share
+from themis.text import counted, percent
 
 Interval = tuple[float, float]
 """The ends of a 95% interval."""

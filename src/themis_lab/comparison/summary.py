@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from themis.report.table import NONE, Table, format_count, format_estimate, format_value
-from themis.runs.run import counted, percent
-from themis.text import printable
+from themis.text import counted, percent, printable
 from themis_lab.comparison.cells import COUNTS
 from themis_lab.comparison.grid import Grid
 from themis_lab.comparison.plan import CampaignCell, ComparisonPlan

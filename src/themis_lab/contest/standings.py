@@ -13,7 +13,7 @@ from themis.report.table import NONE, Table, format_estimate
 from themis.retraining.changes import Shift, combine, normal_interval, paired, t_interval
 from themis.retraining.examine import Reading
 from themis.retraining.recipe import Recipe
-from themis.runs.run import counted, percent
+from themis.text import counted, percent
 from themis_lab.contest.cells import COLUMNS, Record, pack_columns, unpack
 from themis_lab.contest.choosing import THEMIS
 from themis_lab.contest.plan import ContestPlan

@@ -14,7 +14,7 @@ from themis.errors import UsageError
 from themis.experiments import ExperimentFolder, ExperimentPlan, JsonResults, Listener, run_cells
 from themis.perturb import choose_perturbation
 from themis.runs.environment import describe_environment, threads
-from themis.runs.run import counted
+from themis.text import counted
 from themis_lab.comparison.plan import GRID, PAPER
 from themis_lab.evaluation.cells import CellWorker, RebuildWorker, Record, failed_evaluation
 from themis_lab.evaluation.figures import draw_evaluation

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from themis.report.table import NONE, Table, format_count, format_estimate, format_number
-from themis.runs.run import counted, percent
+from themis.text import counted, percent
 from themis_lab.comparison.statistics import LEAST_SPAN
 from themis_lab.comparison.summary import TITLES
 from themis_lab.evaluation.paper import PAPER_R

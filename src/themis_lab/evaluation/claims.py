@@ -9,8 +9,8 @@ from statistics import mean, median
 from scipy.stats import spearmanr
 
 from themis.report.table import Table
-from themis.runs.run import counted, percent
 from themis.settings import Settings
+from themis.text import counted, percent
 from themis_lab.evaluation.cells import RETRAINED
 from themis_lab.evaluation.ratios import (
     AT_EQUAL_PASSES,

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from themis.report.table import NONE, Table, format_count, format_estimate, format_number
-from themis.runs.run import counted, percent
+from themis.text import counted, percent
 from themis_lab.evaluation.claims import PAPER_FAULTS, PAPER_TIME
 from themis_lab.evaluation.summary import THEMIS, Evaluation, Record, name_pair, themis_first, with_times
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from themis.errors import ThemisError
 from themis.perturb import Perturbation, choose_perturbation
-from themis.runs.run import counted, duration
+from themis.text import counted, duration
 from themis_lab.comparison.grid import POINTS, list_grids
 from themis_lab.comparison.plan import GRID
 from themis_lab.evaluation.cells import Record, least_cost

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from themis.report.table import NONE, Table
-from themis.runs.run import counted
+from themis.text import counted
 from themis_lab.evaluation.budget_tables import capability_cells, capability_tables, fault_cells
 from themis_lab.evaluation.claims import claims_table, list_verdicts, summarise_claims
 from themis_lab.evaluation.done_tables import done_cells, done_tables, time_cells, time_tables

@@ -8,7 +8,7 @@ from statistics import median
 from scipy.stats import binom
 
 from themis.report.table import NONE, Table, format_estimate
-from themis.runs.run import counted
+from themis.text import counted
 from themis_lab.comparison.plan import PAPER
 from themis_lab.evaluation.summary import THEMIS, Evaluation, Record
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from themis.report.table import NONE, Table, format_estimate, format_number
-from themis.runs.run import percent
+from themis.text import percent
 from themis_lab.evaluation.claims import CHOOSERS
 from themis_lab.evaluation.summary import Evaluation, Record, name_cell
 

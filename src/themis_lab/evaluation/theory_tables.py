@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from statistics import median
 
 from themis.report.table import NONE, Table, format_number, format_value
-from themis.runs.run import percent
+from themis.text import percent
 from themis_lab.evaluation.summary import Evaluation, Record, name_cell, name_pair
 from themis_lab.evaluation.theory import WAYS_TO_STOP, count_reached, list_shares
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from statistics import mean
 
 from themis.report.table import NONE, Table, format_count, format_spread
-from themis.runs.run import counted, percent
+from themis.text import counted, percent
 from themis_lab.evaluation.summary import Evaluation, Record, name_cell, themis_first
 
 KINDS_OF_FAULTS = (

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from statistics import mean, median
 
 from themis.report.table import NONE, Table, format_number, format_spread
-from themis.runs.run import percent
+from themis.text import percent
 from themis_lab.evaluation.summary import CELL, Evaluation, Record, average_campaigns, name_cell
 from themis_lab.evaluation.variants import BASE, VARIANTS
 

@@ -15,7 +15,7 @@ from themis import Perturbation, Target, Theta, UsageError
 from themis.judge.estimate import Estimate
 from themis.perturb.perturbation import column
 from themis.runs.analysis.robustness import CAVEAT, Robustness, robustness
-from themis.runs.display.curves import draw_robustness
+from themis.runs.display.plots import draw_robustness
 from themis.runs.replay import Replayer
 from themis.runs.run import StrengthPart
 from themis.runs.store.reader import Reader

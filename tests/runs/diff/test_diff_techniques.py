@@ -66,7 +66,7 @@ def test_other_data_is_refused():
 
 def test_a_figure_has_both_curves(tmp_path):
     from themis.errors import UsageError
-    from themis.runs.display.curves import draw_diff
+    from themis.runs.display.figure import draw_diff
 
     first, second = campaign("random"), campaign("corners")
     found = diff_runs(first, second, curves=True)

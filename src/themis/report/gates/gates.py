@@ -13,8 +13,9 @@ from themis.report.gates.junit import write_junit
 from themis.report.gates.limits import METRICS, NOTHING_TO_COVER, Gates, open_baseline
 from themis.report.gates.markdown import write_markdown
 from themis.runs.display.text import about
-from themis.runs.run import counted, record_covers_neurons
+from themis.runs.run import record_covers_neurons
 from themis.settings import MAX_RISK
+from themis.text import counted
 
 if TYPE_CHECKING:
     from themis.runs.diff.result import Diff
@@ -229,7 +230,7 @@ def _is_split(run: Any) -> bool:
 
 
 def _check_rate(most: float, summary: dict[str, Any], name: str, *, is_split: bool) -> GateResult:
-    from themis.runs.run import percent
+    from themis.text import percent
 
     rate = summary["fault_rate"]
     if rate is None:
@@ -283,7 +284,7 @@ def _check_new_faults(most: int, difference: Diff) -> GateResult:
 
 def distinguishable(value: float, limit: float, is_share: bool = True) -> list[str]:
     """Both numbers as text, with as many digits as it takes to tell them apart."""
-    from themis.runs.run import percent
+    from themis.text import percent
 
     pairs = [[percent(x, k) if is_share else f"{x:.{k + 3}g}" for x in (value, limit)] for k in (1, 2, 4, 8)]
     return next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])

@@ -68,7 +68,7 @@ def markdown(results: GateResults, report: str | Path | None = None) -> str:
 
 
 def _figures(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
-    from themis.runs.run import percent
+    from themis.text import percent
 
     rows = [
         ("tests", f"{summary['tests']:,}", ""),

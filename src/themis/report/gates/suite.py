@@ -135,7 +135,7 @@ def check_suite_gates(
 
 def check_mce(suite: SuiteRun, most: float, errors: CorruptionErrors) -> GateResults:
     """Check the mean corruption error of a suite against a limit, as a share of the baseline's errors."""
-    from themis.runs.run import percent
+    from themis.text import percent
 
     if errors.mce is None:
         raise UsageError(

@@ -116,7 +116,7 @@ def no_warnings() -> Iterator[None]:
 
 def parameters_of(start: Start) -> dict[str, Plain]:
     """The settings and the subject of the campaign as a flat dict."""
-    from themis.runs.run import policy_name
+    from themis.settings import policy_name
     from themis.version import __version__
 
     plain: dict[str, Plain] = {

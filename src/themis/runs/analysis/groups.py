@@ -21,7 +21,7 @@ from themis.runs.analysis.latent_classes import CategoryTable, find_classes, ord
 from themis.runs.fault import Fault
 from themis.runs.faults import Array, Faults, telling
 from themis.runs.outcomes import describe_change, gives_answers, name_outcome
-from themis.runs.run import percent
+from themis.text import percent
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from themis.errors import UsageError
-from themis.judge.estimate import Estimate
+from themis.judge.estimate import Estimate, show_interval
 from themis.measure.tests import Floats, Ints
 from themis.runs.analysis.bench import OnProgress, TestBench, ignore_progress, open_bench
 from themis.runs.analysis.shrink import ShrunkFault, shrink_tests
+from themis.runs.display.text import RANDOM, UNBROKEN
 from themis.runs.estimates import stored_by_strength
 from themis.runs.replay import Replayer, RunSource
-from themis.runs.run import Run, StrengthPart, show_interval
+from themis.runs.run import Run, StrengthPart
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import theta_column
 from themis.search.policy import Space
@@ -30,8 +31,6 @@ CAVEAT = (
     "A search is not exhaustive: weaker disturbances than those found may break a seed, so the curve is an upper bound "
     "on the model's robustness."
 )
-RANDOM, UNBROKEN = "correct under a random disturbance", "seeds that the search could not break"
-"""The two shares by strength, as every text calls them."""
 Curve = NDArray[np.float64]
 
 

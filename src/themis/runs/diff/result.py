@@ -8,10 +8,10 @@ from math import isfinite
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from themis.judge.estimate import Estimate
-from themis.runs.analysis.robustness import RANDOM, SHOWN, UNBROKEN
+from themis.judge.estimate import Estimate, show_interval
+from themis.runs.analysis.robustness import SHOWN
 from themis.runs.diff.markdown import code, escape, table
-from themis.runs.run import show_interval
+from themis.runs.display.text import RANDOM, UNBROKEN
 from themis.runs.store.files import json_safe
 from themis.text import percent
 

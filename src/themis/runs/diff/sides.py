@@ -16,9 +16,10 @@ from themis.measure.tests import Floats
 from themis.runs.analysis.shrink import read_faults
 from themis.runs.fault import Fault
 from themis.runs.replay import Replayer, RunSource, live_handle
-from themis.runs.run import Run, policy_name
+from themis.runs.run import Run
 from themis.runs.store.reader import Reader
 from themis.runs.trust import Trusted
+from themis.settings import policy_name
 from themis.target.fingerprint import hash_seeds
 
 

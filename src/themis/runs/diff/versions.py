@@ -30,8 +30,8 @@ from themis.runs.diff.statistics import paired_rates
 from themis.runs.estimates import N_PARTS
 from themis.runs.fault import Fault
 from themis.runs.faults import telling_score
-from themis.runs.run import counted, percent
 from themis.search.policy import Numbers, Space
+from themis.text import counted, percent
 
 STREAM = 2
 """Random stream of the new tests: no campaign uses it, whatever its random seed."""

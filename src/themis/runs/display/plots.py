@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -12,8 +13,8 @@ from matplotlib.figure import Figure as Blank
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from themis.errors import UsageError
-from themis.runs.analysis.robustness import RANDOM, UNBROKEN
-from themis.runs.display.figure import INK, QUIET, RIGHT, WRONG
+from themis.runs.display.figure import INK, QUIET, RIGHT, WRONG, save_figure
+from themis.runs.display.text import RANDOM, UNBROKEN
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -202,6 +203,11 @@ def robustness_figure(curve: Robustness, title: str = "Robustness") -> Figure:
         0.02, 0.01, "The steps are an upper bound: weaker disturbances may break seeds too.", fontsize=8.5, color=QUIET
     )
     return figure
+
+
+def draw_robustness(curve: Robustness, file: str | Path | BinaryIO, *, title: str = "Robustness") -> None:
+    """Draw the curve as steps, with its band."""
+    save_figure(robustness_figure(curve, title), file, dpi=130, format="png")
 
 
 def _blank(

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from themis.judge.estimate import Estimate
-from themis.runs.run import Round, Run, Start, counted, describe_share, percent, policy_name
+from typing import TYPE_CHECKING
+
+from themis.judge.estimate import Estimate, describe_share
 from themis.runs.verdict import describe_clean
-from themis.text import wrapped
+from themis.settings import policy_name
+from themis.text import counted, percent, wrapped
+
+if TYPE_CHECKING:
+    from themis.runs.run import Round, Run, Start
 
 UNREACHABLE = 10**10
 """A forecast of this many tests or more means that the goal is out of reach."""
+RANDOM, UNBROKEN = "correct under a random disturbance", "seeds that the search could not break"
+"""What the figures and tables of robustness by strength show."""
 
 
 def summary_lines(run: Run, *, is_verbose: bool = False) -> list[str]:

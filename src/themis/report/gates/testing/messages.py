@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from themis.runs.display.fault import describe_answer
 from themis.runs.outcomes import describe_change
-from themis.runs.run import percent
+from themis.text import percent
 
 if TYPE_CHECKING:
     from themis.report.gates.gates import GateResults

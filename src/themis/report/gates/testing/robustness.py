@@ -15,9 +15,9 @@ from themis.errors import ThemisError, UsageError, nearest
 from themis.report.gates.limits import Gates
 from themis.report.gates.testing.folders import claim, node_id, read_note
 from themis.report.gates.testing.messages import describe_error, describe_failure, describe_replay, properties_of
-from themis.runs.run import counted
 from themis.runs.store.ownership import NOTE
 from themis.settings import Settings
+from themis.text import counted
 
 if TYPE_CHECKING:
     from themis.report.gates.gates import GateResult, GateResults
