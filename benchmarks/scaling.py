@@ -2,7 +2,7 @@
 
     [THEMIS_DATA=FOLDER] python benchmarks/scaling.py [--no-quick] [--tests 5000] [--seeds 400] [--workers 1,2,4] \
         [--repeats 3] [--json FILE]
-    python benchmarks/scaling.py --page FILE      # write what docs/scaling.md says of the results in a JSON file
+    python benchmarks/scaling.py --page FILE      # write docs/scaling-measured.md from a JSON file
 
 ResNet-56 on CIFAR-10 with its real weights, or with random ones if there is no data folder; every process has one
 thread. Each campaign runs in a process of its own. The local one records how long its chunks take, in CPU seconds,
@@ -53,7 +53,7 @@ AIM = 0.85
 """Of the ideal, for two workers on two cores."""
 BUSY = 2
 """Load per core above which something else was running: four workers on two cores and their driver have less."""
-PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
+PAGE = Path(__file__).parents[1] / "docs" / "scaling-measured.md"
 SIMULATED, ON_PAPER = (1, 2, 4, 8, 16), (1, 10, 100, 1000)
 """Numbers of workers."""
 

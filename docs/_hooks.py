@@ -14,7 +14,7 @@ DOCUMENTS = {
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
 }
-LANGUAGES = {".py": "python", ".yml": "yaml"}
+LANGUAGES = {".py": "python", ".yml": "yaml", ".toml": "toml"}
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> None:
@@ -30,18 +30,25 @@ def on_page_markdown(markdown: str, **_: object) -> str:
     for name, page in DOCUMENTS.items():
         markdown = re.sub(rf"\]\((?:\.\./)?{re.escape(name)}", f"]({page}", markdown)
     markdown = re.sub(r"\]\((?:\.\./)?examples/?\)", "](examples.md)", markdown)
+    markdown = re.sub(r"\]\((?:\.\./)?examples/plugin/?\)", "](examples.md#plugin-pyproject)", markdown)
     return re.sub(r"\]\((?:\.\./)?examples/([\w-]+)\.\w+\)", r"](examples.md#\1)", markdown)
 
 
 def examples() -> str:
     """One page with every file of examples/."""
-    parts = ["# Examples", "Each example is one file of the folder `examples/` and runs as it is."]
-    for path in sorted(path for path in (ROOT / "examples").iterdir() if path.is_file()):
-        heading, text = f"## `{path.name}` {{ #{path.stem} }}", path.read_text(encoding="utf-8")
+    parts = [
+        "# Examples",
+        "Each file of the folder `examples/` runs as it is; `plugin/` is a package that extends Themis.",
+    ]
+    folder = ROOT / "examples"
+    for path in sorted([*folder.glob("*.*"), *(folder / "plugin").rglob("*.*")]):
+        names = path.relative_to(folder).parts
+        anchor = "-".join([*names[:1], path.stem] if len(names) > 1 else [path.stem])
+        heading = f"## `{'/'.join(names)}` {{ #{anchor} }}"
         if language := LANGUAGES.get(path.suffix):
-            parts += [heading, f"```{language}\n{text.strip()}\n```"]
+            parts += [heading, f"```{language}\n{path.read_text(encoding='utf-8').strip()}\n```"]
         elif path.suffix == ".ipynb":
-            parts += [heading, *notebook_cells(text)]
+            parts += [heading, *notebook_cells(path.read_text(encoding="utf-8"))]
     return "\n\n".join(parts) + "\n"
 
 

@@ -44,6 +44,16 @@ def test_links_have_a_target(path):
         assert link.startswith("http") or (path.parent / link).exists(), link
 
 
+LONG = ("results.md", "performance.md", "evaluation.md", "evaluation-cells.md")
+"""Pages of measurements, which are looked up and not read."""
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_a_page_is_short(path):
+    n_lines = len(path.read_text().splitlines())
+    assert n_lines <= (150 if path.name == "README.md" else 200) or path.name in LONG
+
+
 def test_the_table_of_perturbations_is_complete():
     from themis.perturb import PERTURBATIONS
 

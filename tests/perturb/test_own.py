@@ -13,7 +13,7 @@ from themis.cli import main
 from themis.errors import ModelError
 from themis.perturb import PERTURBATIONS, columns
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "perturbations.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "own-perturbation.md"
 MODEL = """
 import torch
 from torch import nn
