@@ -48,9 +48,8 @@ from themis.retraining.checkpoint import put_weights
 from themis.retraining.examine import Column, examine
 from themis.retraining.frontier import FrontierPoint, choose_point, join_frontiers, next_point
 from themis.retraining.material import Material, of_tests
-from themis.retraining.plan import named_perturbation
-from themis.retraining.recipe import Recipe
-from themis.retraining.rounds import join_material
+from themis.retraining.recipe import Recipe, named_perturbation
+from themis.retraining.steps import join_material
 from themis.retraining.tune import Tuned, interpolate, tune
 from themis.runs.parts import Parts
 from themis.target.ledger import Ledger

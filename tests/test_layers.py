@@ -25,7 +25,7 @@ OFFENDERS = {
         "\nfrom typing import TYPE_CHECKING as CHECKING\n\nif CHECKING:\n    from themis.cli import main\n",
         "themis.search.policy -> themis.cli",
     ),
-    "of the laboratory": ("search/paper.py", "\nimport themis_lab.zoo\n", "themis.search.paper -> themis_lab.zoo"),
+    "of the laboratory": ("search/simple.py", "\nimport themis_lab.zoo\n", "themis.search.simple -> themis_lab.zoo"),
     "through the package itself": ("data/seeds.py", "\nimport themis\n", "themis.data.seeds -> themis (l."),
 }
 

@@ -13,8 +13,7 @@ from textwrap import fill
 from typing import Any
 
 from themis.campaign.api import CHANGEABLE
-from themis.retraining.plan import RetrainingPlan
-from themis.retraining.recipe import Recipe
+from themis.retraining.recipe import Recipe, RetrainingPlan
 from themis.settings import Settings
 from themis.suites.options import OF_THE_SUITE, SuiteOptions
 from themis_lab.comparison.plan import ComparisonPlan

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from searching.rows import TARGET, _pack, _seeds
-from themis.data.hashes import seed_hashes
+from themis.data.groups import seed_hashes
 from themis.data.seeds import Seeds, read_seeds
 from themis.retraining.grading import with_settled_oracle
 from themis.runs.parts import Parts, choose_part

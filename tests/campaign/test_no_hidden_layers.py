@@ -11,10 +11,10 @@ from torch import nn
 
 import themis
 from themis.report.gates.gates import Gates, check_gates, write_junit, write_markdown
-from themis.report.gates.testing.messages import describe_properties, properties_of
+from themis.report.gates.messages import describe_properties, properties_of
 from themis.report.page import write_report
 from themis.report.progress import ShowProgress
-from themis.report.trackers.tracker import results_of, verdict_of
+from themis.report.trackers import results_of, verdict_of
 from themis.report.view import read_view
 from themis.runs.store import Reader
 

@@ -19,7 +19,7 @@ import themis
 from themis import DataError, ModelError, Perturbation, StoreError, Target, Theta, UsageError
 from themis.campaign.interrupt import SIGNALS, Interrupts
 from themis.runs.store import Reader, Writer, writer
-from themis.search.random import Random
+from themis.search.simple import Random
 
 pytestmark = pytest.mark.xdist_group("campaign")
 

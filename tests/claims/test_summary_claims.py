@@ -13,7 +13,7 @@ from themis.judge.normality import TELLING_TESTS, describe_normality
 from themis.measure.moments import Moments
 from themis.measure.panel import Shape
 from themis.measure.tally import Tally
-from themis.perturb.disturb import disturb
+from themis.perturb.names import disturb
 from themis.report.view import read_view
 from themis.runs.checkpoint import read_progress
 from themis.runs.display.text import about, summary_rows

@@ -165,7 +165,7 @@ def test_techniques_are_compared(home, capsys):
 
 
 def test_an_interrupt_says_how_to_resume(home, capsys, monkeypatch):
-    from themis.report.cells import ShowCells
+    from themis.report.progress import ShowCells
 
     def stop(self, end):
         raise KeyboardInterrupt

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from themis.data.hashes import input_hashes, seed_hashes
+from themis.data.groups import input_hashes, seed_hashes
 from themis.data.seeds import from_arrays, from_reader, read_seeds
 
 
@@ -51,7 +51,7 @@ def test_data_on_disk_is_hashed_one_block_at_a_time(digits, monkeypatch):
             most = max(most, len(rows))
             return super().__getitem__(rows)
 
-    monkeypatch.setattr("themis.data.hashes.STEP_BYTES", 28 * 28 * 4 * 16)
+    monkeypatch.setattr("themis.data.groups.STEP_BYTES", 28 * 28 * 4 * 16)
     rows = Counting(lambda k: digits.inputs[k], torch.arange(200), (1, 28, 28))
     np.testing.assert_array_equal(input_hashes(rows), seed_hashes(digits))
     assert most == 16

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hostile import TERABYTE, Harmful, cut, png_header, refused, then, write
 
-from themis.data import memory
+from themis.data import files
 from themis.data.readers import read_data
 
 
@@ -233,7 +233,7 @@ def test_the_pickle_that_is_refused_would_have_run_code(tmp_path, monkeypatch):
 def test_what_is_unpacked_is_held_once(spec, tmp_path, monkeypatch):
     size = 24 << 20
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(memory, "_machine", lambda: 3 * size)  # too little for all of it as float32
+    monkeypatch.setattr(files, "_machine", lambda: 3 * size)  # too little for all of it as float32
     np.savez_compressed("a.npz", inputs=np.zeros((size // 256, 256), np.uint8))
     Path("a-images").write_bytes(gzip.compress(idx(size // 256, 256, content=bytes(size)), 1))
     tracemalloc.start()

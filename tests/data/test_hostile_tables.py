@@ -9,7 +9,7 @@ import pytest
 from hostile import refused, then, write
 
 from themis import DataError
-from themis.data import memory
+from themis.data import files
 from themis.data.readers import read_data
 
 
@@ -160,7 +160,7 @@ def test_names_and_missing_values_need_pandas(name, tmp_path, monkeypatch):
 
 def test_a_table_that_would_fill_the_disk_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(memory.shutil, "disk_usage", lambda path: SimpleNamespace(free=10 << 20))
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda path: SimpleNamespace(free=10 << 20))
     table(a=np.zeros(2_000_000))()
     assert Path("t.parquet").stat().st_size < 100_000
     with pytest.raises(DataError, match="must fit in half of the free disk space, 5 MiB, but it declares 8 MiB"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from themis import DataError
-from themis.data import memory, read_seeds
+from themis.data import files, read_seeds
 from themis.data.readers import read_data
 
 TERABYTE = 1 << 40
@@ -53,7 +53,7 @@ def png_header(width, height):
 def refused(spec, setup, tmp_path, monkeypatch):
     """The message when the data is read; checks that no code ran and little memory was taken."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(memory, "_machine", lambda: AVAILABLE)
+    monkeypatch.setattr(files, "_machine", lambda: AVAILABLE)
     setup()
     tracemalloc.start()
     try:

@@ -2,7 +2,7 @@
 
 import themis
 from themis import Target
-from themis.data.hashes import seed_hashes
+from themis.data.groups import seed_hashes
 from themis.oracle import choose_oracle
 from themis.perturb import choose_perturbation
 from themis.retraining.examine import examine

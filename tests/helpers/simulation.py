@@ -10,8 +10,8 @@ import torch
 
 from themis.judge.coverage import Rule
 from themis.judge.estimate import Estimate
-from themis.judge.exact import exact
 from themis.judge.interval import coverage_interval
+from themis.judge.posterior import exact
 from themis.judge.risk import fault_rate, residual_risk, unseen_mass
 from themis.measure.moments import Moments
 from themis.measure.panel import Panel

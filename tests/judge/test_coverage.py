@@ -8,9 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from themis.judge.coverage import UNSEEN_TESTS, Rule, cover
-from themis.judge.exact import exact
-from themis.judge.sampler import MANY, sample_neurons
+from themis.judge.coverage import MANY, UNSEEN_TESTS, Rule, cover, sample_neurons
+from themis.judge.posterior import exact
 from themis.measure.moments import Moments
 from themis.target.activations import Layer
 

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from themis.errors import UsageError
 from themis.judge import JUDGES, Judge
-from themis.judge.exact import exact
 from themis.judge.gibbs import gibbs
-from themis.judge.posterior import Posterior
+from themis.judge.posterior import Posterior, exact
 from themis.measure.moments import Moments
 
 pytestmark = pytest.mark.quick

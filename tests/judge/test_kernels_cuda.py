@@ -12,8 +12,8 @@ from scipy import stats
 
 from themis.judge import kernels_cuda
 from themis.judge.diagnostics import summarise, summarise_sums
-from themis.judge.exact import exact
 from themis.judge.gibbs import STARTS, WARM_UP, gibbs
+from themis.judge.posterior import exact
 from themis.measure.moments import Moments
 
 HAS_GPU = torch.cuda.is_available()

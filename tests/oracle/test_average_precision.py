@@ -6,8 +6,7 @@ import io
 import pytest
 import torch
 
-from themis.oracle.average_precision import mean_average_precision
-from themis.oracle.boxes import by_score
+from themis.oracle.boxes import by_score, mean_average_precision
 
 
 def boxes(n, generator):

@@ -8,8 +8,7 @@ import torch
 from themis import DataError, ModelError, UsageError
 from themis.oracle import KEPT, NOT_FINITE, Detection, choose_oracle
 from themis.oracle.detection import describe_outcome, read_outcome
-from themis.retraining.grading import grade
-from themis.retraining.losses import choose_loss
+from themis.retraining.grading import choose_loss, grade
 
 CAT, DOG, OWL = 0, 1, 2
 NAMES = ["cat", "dog", "owl"]

@@ -13,8 +13,7 @@ from themis.errors import DataError, ModelError
 from themis.oracle import KeyPoints, Motion
 from themis.perturb import PERTURBATIONS, Context, perturb
 from themis.report.view import read_view
-from themis.retraining.grading import grade
-from themis.retraining.losses import losses, reference
+from themis.retraining.grading import grade, losses, reference
 from themis.runs.display.fault import pictures as pictures_of
 from themis.runs.display.figure import draw_faults
 

@@ -14,7 +14,7 @@ from warm_python import warm_python
 import themis
 from themis.cli import main
 from themis.oracle import Compare
-from themis.report.gates.testing.messages import describe_fault, describe_replay
+from themis.report.gates.messages import describe_fault, describe_replay
 from themis.runs.display.text import opening
 from themis.runs.replay import Replayer
 from themis.runs.store import Reader

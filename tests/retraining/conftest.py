@@ -2,12 +2,12 @@
 
 import pytest
 
-from themis.retraining import heldout
+from themis.retraining import batches
 
 
 @pytest.fixture(scope="module")
 def few_held_out_tests():
     """Let trainings measure a tenth of the usual tests at every epoch and share: enough for all but their results."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(heldout, "MAX_TESTS", 200)
+        patch.setattr(batches, "MAX_TESTS", 200)
         yield

@@ -10,8 +10,7 @@ from themis.data.seeds import read_seeds
 from themis.perturb import choose_perturbation
 from themis.retraining.batches import Disturber
 from themis.retraining.examine import OldFaults, _grade_old, exam_tests, examine
-from themis.retraining.grading import calculator, grade
-from themis.retraining.losses import losses
+from themis.retraining.grading import calculator, grade, losses
 from themis.retraining.material import of_tests
 from themis.retraining.recipe import Recipe
 from themis.retraining.tune import tune

@@ -10,13 +10,13 @@ from torch import nn
 
 import themis
 from themis import BlackBox, DataError, ModelError, Perturbation, Target, Theta, UsageError
-from themis.data.hashes import seed_hashes
+from themis.data.groups import seed_hashes
 from themis.experiments import ExperimentFolder, Listener
 from themis.judge.estimate import Estimate
-from themis.retraining import readings
 from themis.retraining import tune as tuning
 from themis.retraining.api import retrain
 from themis.retraining.changes import Shift
+from themis.retraining.examine import read_reading, write_reading
 from themis.retraining.result import change_words, frontier_note, markdown, verdict
 from themis.runs.parts import read_parts
 from themis.target.ledger import read_ledger, read_metadata
@@ -247,12 +247,12 @@ def test_readings_are_loaded_as_they_were_stored(done, tmp_path):
     result, _ = done
     folder = ExperimentFolder(tmp_path / "kept", "retraining")
     reading = result.outcomes[0].after[0]
-    readings.keep(folder, "one.safetensors", reading)
-    back = readings.read(folder, "one.safetensors")
+    write_reading(folder, "one.safetensors", reading)
+    back = read_reading(folder, "one.safetensors")
     assert back.as_dict() == reading.as_dict()
     assert np.array_equal(back.found.held, reading.found.held)
     assert torch.equal(back.old.inputs, reading.old.inputs)
-    assert readings.read(folder, "two.safetensors") is None
+    assert read_reading(folder, "two.safetensors") is None
     folder.close()
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import themis
-from themis.data.hashes import seed_hashes
+from themis.data.groups import seed_hashes
 from themis.data.rows import RowCache, Rows
 from themis.data.seeds import Seeds, read_seeds
 from themis.errors import DataError, ModelError, StoreError, UsageError
@@ -18,7 +18,7 @@ from themis.oracle import Multilabel, Regression, Segmentation, Threshold, Wrong
 from themis.perturb import choose_perturbation
 from themis.retraining import batches
 from themis.retraining import tune as tuning
-from themis.retraining.batches import Batches, TrainingBatch, can_distill, hold_out, walk
+from themis.retraining.batches import Batches, HeldOutScore, TrainingBatch, can_distill, hold_out, walk
 from themis.retraining.copies import choose_parameters
 from themis.retraining.frontier import (
     FEARED_LOSS,
@@ -32,8 +32,7 @@ from themis.retraining.frontier import (
     next_point,
     with_losses,
 )
-from themis.retraining.heldout import HeldOutScore
-from themis.retraining.losses import distances, losses
+from themis.retraining.grading import distances, losses
 from themis.retraining.material import of_faults, of_tests
 from themis.retraining.recipe import Recipe
 from themis.retraining.steps import describe_epoch

@@ -14,7 +14,7 @@ from leaks import assert_disjoint
 import themis
 from themis import Callback, DataError, StoreError, Target, UsageError
 from themis.cli import main
-from themis.data.hashes import seed_hashes
+from themis.data.groups import seed_hashes
 from themis.data.seeds import from_arrays, from_reader, read_seeds
 from themis.runs.analysis.robustness import robustness
 from themis.runs.analysis.shrink import shrink

@@ -86,7 +86,7 @@ TWO = Perturbation(
 @pytest.mark.parametrize(("perturbation", "n_theta"), [("gaussian", 1), (TWO, 2)])
 def test_a_policy_that_needs_gradients_uses_finite_differences(perturbation, n_theta, monkeypatch):
     """They are close to the gradients of the module, and cost two passes per dimension."""
-    from themis.search.paper import Paper
+    from themis.search.simple import Paper
 
     gradients, observe = {}, Paper.observe
 
@@ -115,7 +115,7 @@ def test_differences_at_the_bounds_stay_inside():
         seen.append(theta.clone())
         return inputs + column(theta, 0, inputs) * 0.1
 
-    from themis.search.corners import Corners
+    from themis.search.simple import Corners
 
     class Climbing(Corners):
         needs_gradient = True

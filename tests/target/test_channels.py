@@ -8,7 +8,7 @@ from torch import nn
 import themis
 from themis import BlackBox, Target, UsageError
 from themis.data.seeds import from_reader, read_seeds
-from themis.target.channels import has_channels_last
+from themis.target.traits import has_channels_last
 
 FIRST = torch.rand(20, 3, 8, 6, generator=torch.Generator().manual_seed(0))
 LAST = FIRST.movedim(1, -1)

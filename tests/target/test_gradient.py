@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from themis import BlackBox, Target
-from themis.target.gradient import is_differentiable
+from themis.target.traits import is_differentiable
 
 INPUTS = torch.rand(1, 6)
 

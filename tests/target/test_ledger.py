@@ -10,7 +10,7 @@ from torch import nn
 
 import themis
 from themis import BlackBox, DataError, Target
-from themis.data.hashes import seed_hashes
+from themis.data.groups import seed_hashes
 from themis.data.seeds import from_arrays
 from themis.runs.parts import split
 from themis.runs.source import Origin

@@ -10,7 +10,7 @@ import themis
 from themis import DataError, Target
 from themis.campaign.preflight import check
 from themis.data import read_seeds
-from themis.target.tokens import refuse_tokens
+from themis.target.traits import refuse_tokens
 
 
 class Reader(nn.Module):

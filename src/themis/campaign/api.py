@@ -49,7 +49,7 @@ from themis.target.blackbox import as_target
 from themis.target.fingerprint import hash_seeds, hash_tensors
 from themis.target.ledger import ledger_of
 from themis.target.target import AnyTarget, refuse_target_options
-from themis.target.tokens import refuse_tokens
+from themis.target.traits import refuse_tokens
 
 CHANGEABLE = ("coverage", "recall", "max_tests", "max_passes", "max_seconds", "plateau", "max_stored")
 """Options that `resume` may change: when to stop, and how many faults are stored. None of them changes a test."""

@@ -12,16 +12,14 @@ from themis.campaign.setup import Setup, class_numbers
 from themis.campaign.state import State
 from themis.campaign.stop import is_little_left
 from themis.judge import choose_judge
-from themis.judge.coverage import Coverage, cover
+from themis.judge.coverage import Coverage, cover, rescale
 from themis.judge.estimate import Estimate
-from themis.judge.exact import exact
 from themis.judge.gibbs import gibbs
 from themis.judge.interval import coverage_interval, design_effect
 from themis.judge.normality import describe_normality
-from themis.judge.posterior import Judge
+from themis.judge.posterior import Judge, exact
 from themis.judge.reach import forecast
 from themis.judge.risk import fault_rate, residual_risk, unseen_mass
-from themis.judge.scale import rescale
 from themis.measure.moments import Moments
 from themis.measure.tally import Tally
 from themis.measure.tests import Floats, Ints

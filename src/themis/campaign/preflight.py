@@ -21,7 +21,7 @@ from themis.settings import Settings
 from themis.target.alignment import align_seeds, align_target
 from themis.target.diagnose import Suspicion, is_near_chance, suspect
 from themis.target.target import AnyTarget
-from themis.target.tokens import refuse_tokens
+from themis.target.traits import refuse_tokens
 
 N_SEEDS, N_TESTS = 256, 512
 GIB = 2**30

@@ -34,7 +34,7 @@ from themis.search import choose_policy
 from themis.settings import Settings
 from themis.target.ledger import ledger_of
 from themis.target.target import AnyTarget
-from themis.target.tokens import refuse_tokens
+from themis.target.traits import refuse_tokens
 
 NO_HASHES: dict[str, Any] = {"train_sha256": None, "criterion_sha256": None, "rivals_sha256": []}
 """What a run records of a criterion and of rivals, which a series does not have."""

@@ -17,8 +17,7 @@ from themis.campaign.measurer import LocalMeasurer, Measurer
 from themis.criteria.view import View
 from themis.data.seeds import Seeds
 from themis.errors import ModelError, UsageError, warn
-from themis.judge.coverage import Rule
-from themis.judge.scale import relative_scale
+from themis.judge.coverage import Rule, relative_scale
 from themis.measure.calculator import BATCH_TOLERANCE, REPEAT_TOLERANCE, Calculator
 from themis.measure.moments import Moments
 from themis.measure.panel import choose_panel

@@ -18,7 +18,7 @@ from torch import Tensor
 from themis.campaign.setup import Setup
 from themis.criteria.criterion import Criterion
 from themis.errors import StoreError, first_line
-from themis.judge.sampler import sample_neurons
+from themis.judge.coverage import sample_neurons
 from themis.measure.calculator import Measurement
 from themis.measure.moments import Accumulator, Moments
 from themis.measure.panel import Panel, Shape

@@ -247,8 +247,8 @@ def check_suite(
 
 def write_suite_files(results: SuiteGateResults, arguments: Namespace) -> None:
     """Write the results of a suite to the requested files."""
+    from themis.report.gates.formats import append_markdown
     from themis.report.gates.gates import write_junit
-    from themis.report.gates.markdown import append_markdown
 
     page = Path(results.suite) / "report.html"
     report = page if page.is_file() else None

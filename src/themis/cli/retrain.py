@@ -43,8 +43,7 @@ themis retrain runs/noise runs/fog --out runs/both
 
 
 def add_arguments(parser: Parser) -> None:
-    from themis.retraining.plan import RetrainingPlan
-    from themis.retraining.recipe import Recipe
+    from themis.retraining.recipe import Recipe, RetrainingPlan
 
     text = "folder of the run; several, or the folder of a suite, are retrained on together and graded one by one"
     parser.add_argument("run", metavar="RUN", nargs="+", help=text)
@@ -71,8 +70,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def execute(arguments: Namespace, explicit_options: set[str]) -> int:
-    from themis.retraining.plan import RetrainingPlan
-    from themis.retraining.recipe import Recipe
+    from themis.retraining.recipe import Recipe, RetrainingPlan
 
     if arguments.keep_clean is not None:
         Recipe.of(keep_clean=arguments.keep_clean)  # says what to use instead
@@ -83,7 +81,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     RetrainingPlan.of(**plan)
     out = new_folder("retrain-") if arguments.out == AUTO else Path(arguments.out)
     where = places(runs[0], arguments, explicit_options)
-    from themis.report.cells import ShowCells
+    from themis.report.progress import ShowCells
     from themis.report.table import table_console
     from themis.retraining.api import retrain
 

@@ -35,7 +35,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def execute(arguments: Namespace, explicit_options: set[str]) -> int:
-    from themis.report.watch.server import serve
+    from themis.report.watch import serve
     from themis.runs.store.reader import not_a_run, runs_in
     from themis.runs.store.schema import DATABASE
     from themis.suites.folder import is_suite

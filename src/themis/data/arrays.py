@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from themis.data.files import (
+    Numbers,
     data_errors,
     existing_file,
     names_in_npz,
@@ -18,7 +19,6 @@ from themis.data.files import (
     read_npz,
     required_path,
 )
-from themis.data.rows import Numbers
 from themis.data.seeds import Seeds, from_arrays
 from themis.errors import DataError, UsageError, warn
 

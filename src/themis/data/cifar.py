@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from themis.data.files import data_errors, existing_file, read_exactly, read_npy, required_path
-from themis.data.memory import check_memory
+from themis.data.files import Numbers, check_memory, data_errors, existing_file, read_exactly, read_npy, required_path
 from themis.data.pictures import decode
-from themis.data.rows import Numbers
 from themis.data.seeds import Seeds, from_arrays
 from themis.errors import DataError, UsageError
 

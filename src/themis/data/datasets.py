@@ -17,10 +17,8 @@ import torch
 
 from themis.data.arrays import idx_seeds
 from themis.data.cifar import BATCHES, mosaic_seeds
-from themis.data.files import data_errors, existing_file, read_npy, read_npz
-from themis.data.memory import check_memory
+from themis.data.files import Numbers, check_memory, data_errors, existing_file, read_npy, read_npz
 from themis.data.pictures import Pixels, decode, picture_seeds, same_shape
-from themis.data.rows import Numbers
 from themis.data.seeds import Seeds, from_arrays, from_reader, scaled
 from themis.errors import DataError, MissingExtraError, UsageError
 

@@ -15,10 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from themis.data.files import data_errors, required_path
-from themis.data.memory import check_memory
+from themis.data.files import Numbers, check_memory, data_errors, required_path
 from themis.data.pictures import SUFFIXES, Pixels, decode, parse_mode, picture_mode, picture_size, same_shape
-from themis.data.rows import Numbers
 from themis.data.seeds import Seeds, from_reader, scaled
 from themis.errors import DataError, UsageError
 from themis.reading import check_form, items, number, parse_json, parse_yaml, read_regular, record, text, whole

@@ -5,20 +5,22 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import shutil
+import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from themis.data.memory import check_memory
-from themis.data.rows import Numbers
 from themis.errors import DataError, ThemisError, UsageError
 from themis.progress import advance
 
+Numbers = NDArray[Any]
 STEP_BYTES = 1 << 20
 MAX_HEADER = 1 << 16
 
@@ -162,3 +164,95 @@ def _n_bytes(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> int:
     for side in shape:
         n *= side
     return n
+
+
+def labelled_files(
+    folder: Path, suffixes: tuple[str, ...], noun: str
+) -> tuple[list[Path], list[int] | None, list[str] | None]:
+    """The files with one of the suffixes, and their labels and the names of the classes if they are in class folders.
+
+    Classes are numbered in the order of the folders' names. `noun` names the files in messages.
+    """
+    if not os.path.isdir(folder):
+        raise DataError(f"the folder of {noun} must exist, but {folder} does not: check the path")
+    with data_errors(folder, "a folder that can be listed"):
+        classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+        files_by_class = [_files_in(class_folder, suffixes) for class_folder in classes]
+        loose = _files_in(folder, suffixes)
+    if any(files_by_class) and loose:
+        raise DataError(
+            f"{folder} must hold either class folders or {noun}, but it has both, such as {loose[0].name}: move the "
+            f"{noun} away"
+        )
+    if not any(files_by_class):
+        return loose, None, None
+    files = [file for class_files in files_by_class for file in class_files]
+    labels = [k for k, class_files in enumerate(files_by_class) for _ in class_files]
+    return files, labels, [path.name for path in classes]
+
+
+def _files_in(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in suffixes and path.is_file())
+
+
+FALLBACK_BYTES = 8 << 30
+"""Assumed to be available if the system does not tell."""
+
+
+def available_bytes() -> int:
+    """Available memory: the least of the machine's, the container's limit and the process's limit."""
+    return max(0, min(_machine(), _container(), _process()))
+
+
+def check_memory(n_bytes: int, subject: str) -> None:
+    """Raise an error if `subject` declares to need more than half of the available memory."""
+    _check(n_bytes, available_bytes() // 2, subject, "half of the available memory")
+
+
+def check_disk(n_bytes: int, subject: str) -> None:
+    """Raise an error if `subject` declares to need more than half of the free disk space for temporary files."""
+    _check(n_bytes, shutil.disk_usage(tempfile.gettempdir()).free // 2, subject, "half of the free disk space")
+
+
+def _check(n_bytes: int, limit: int, subject: str, limit_name: str) -> None:
+    if n_bytes > limit:
+        raise DataError(
+            f"{subject} must fit in {limit_name}, {_size(limit)}, but it declares {_size(n_bytes)}: check the file, or "
+            "split it"
+        )
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 2**20:,.0f} MiB"
+
+
+def _machine() -> int:
+    try:
+        return int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) << 10
+    except (OSError, IndexError, ValueError):
+        pass  # not Linux
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (OSError, AttributeError, ValueError):
+        return FALLBACK_BYTES
+
+
+def _container() -> int:
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            return int(Path(name).read_text())
+        except (OSError, ValueError):
+            continue  # no container, or "max"
+    return sys.maxsize
+
+
+def _process() -> int:
+    try:
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit == resource.RLIM_INFINITY:
+            return sys.maxsize
+        return limit - int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except (ImportError, OSError, ValueError):
+        return sys.maxsize

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from themis.data.features import Features
-from themis.data.rows import Numbers
+from themis.data.files import Numbers
 from themis.errors import DataError, UsageError, nearest
 
 LIBRARIES = ("pandas", "polars")

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from themis.data.files import data_errors
+from themis.data.files import Numbers, data_errors
 from themis.data.pictures import Mode, parse_side, pixels_of
-from themis.data.rows import Numbers
 from themis.data.seeds import Seeds, from_reader, scaled
 from themis.errors import NO_TEXT, DataError, MissingExtraError, UsageError, nearest
 

@@ -11,9 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from themis.data.files import data_errors, required_path
-from themis.data.folders import labelled_files
-from themis.data.rows import Numbers
+from themis.data.files import Numbers, data_errors, labelled_files, required_path
 from themis.data.seeds import Seeds, from_reader, scaled
 from themis.errors import DataError, MissingExtraError, UsageError
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from themis.data.memory import available_bytes
+from themis.data.files import Numbers, available_bytes
 from themis.errors import DataError
 from themis.progress import advance, step
 
@@ -22,7 +21,6 @@ CACHE_BYTES = 256 << 20
 AT_ONCE = 64
 """Rows that are read at a time into memory."""
 
-Numbers = NDArray[Any]
 Read = Callable[[int], Tensor | Numbers]
 """Reads the input at an index of the data: `[...]`, numbers of any type."""
 

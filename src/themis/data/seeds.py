@@ -18,8 +18,9 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Tenso
 
 from themis.compute.rng import mix
 from themis.data.features import DataDescription, Features, read_features
+from themis.data.files import Numbers
 from themis.data.frames import Coding, is_frame, is_series, number_labels, read_frame
-from themis.data.rows import Numbers, Read, Rows, as_array, held_bytes
+from themis.data.rows import Read, Rows, as_array, held_bytes
 from themis.data.several import OtherInputs, has_several_inputs, parts_of, read_several, separate, stack_items
 from themis.errors import NO_TEXT, DataError, UsageError
 

@@ -8,10 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from themis.data.files import data_errors, read_exactly, required_path
-from themis.data.folders import labelled_files
-from themis.data.memory import check_memory
-from themis.data.rows import Numbers
+from themis.data.files import Numbers, check_memory, data_errors, labelled_files, read_exactly, required_path
 from themis.data.seeds import Seeds, from_reader
 from themis.errors import DataError, UsageError
 

@@ -15,10 +15,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from themis.data.files import data_errors, existing_file, required_path
+from themis.data.files import Numbers, check_disk, check_memory, data_errors, existing_file, required_path
 from themis.data.frames import LABEL_NAMES, number_labels, read_frame
-from themis.data.memory import check_disk, check_memory
-from themis.data.rows import Numbers, held_bytes
+from themis.data.rows import held_bytes
 from themis.data.seeds import Seeds, from_arrays
 from themis.errors import NO_TEXT, DataError, MissingExtraError, UsageError, nearest
 from themis.progress import advance

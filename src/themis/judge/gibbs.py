@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from themis.judge import kernels_cuda
-from themis.judge.chains import CHAINS, join, judge_by_chains
+from themis.judge.diagnostics import CHAINS, join, judge_by_chains, summarise, summarise_sums
 from themis.judge.diagnostics import ess as effective_draws
-from themis.judge.diagnostics import summarise, summarise_sums
 from themis.judge.posterior import PAPER_DRAWS, Posterior
 from themis.measure.moments import Moments
 

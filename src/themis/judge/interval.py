@@ -10,7 +10,7 @@ from torch import Tensor
 
 from themis.judge.coverage import Rule
 from themis.judge.estimate import Estimate
-from themis.judge.exact import exact
+from themis.judge.posterior import exact
 from themis.measure.moments import Moments
 
 LEAST_TESTS = 30

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from themis.errors import MissingExtraError
-from themis.judge.chains import CHAINS, join, judge_by_chains
-from themis.judge.diagnostics import summarise
+from themis.judge.diagnostics import CHAINS, join, judge_by_chains, summarise
 from themis.judge.posterior import PAPER_DRAWS, Posterior
 from themis.measure.moments import Moments
 

@@ -37,9 +37,9 @@ from themis.perturb import Context, Perturbation, perturb
 from themis.progress import advance, step
 from themis.target.activations import OUTPUT, Layer, flatten
 from themis.target.blackbox import BlackBox, fresh_answers
-from themis.target.gradient import is_differentiable
 from themis.target.requests import Sent
 from themis.target.target import AnyTarget, Target
+from themis.target.traits import is_differentiable
 
 TRACING_PASSES = 5
 """`find_layers` traces one batch of two inputs and one of three."""

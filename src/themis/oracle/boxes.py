@@ -1,4 +1,6 @@
-"""Boxes as tensors: detections `[inputs, n, 6]`, objects `[seeds, n, 5]`, and how much two boxes overlap.
+"""Boxes: their overlap, which detection finds which object, and average precision.
+
+Detections are `[inputs, n, 6]`, objects `[seeds, n, 5]`.
 
 A detection is `(left, top, right, bottom, score, class)`, in pixels of the picture and in descending order of scores.
 An object, which is a label, is `(left, top, right, bottom, class)`. Rows of class `PADDING` are empty. A label of class
@@ -7,7 +9,12 @@ An object, which is a label, is `(left, top, right, bottom, class)`. Rows of cla
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 SCORE, CLASS = 4, 5
@@ -54,3 +61,147 @@ def by_score(detections: Tensor) -> Tensor:
     """Return detections `[inputs, n, 6]` in descending order of scores."""
     order = detections[..., SCORE].argsort(dim=1, descending=True, stable=True)
     return detections.gather(1, order[..., None].expand_as(detections))
+
+
+Matching = Literal["greedy", "hungarian"]
+UNMATCHED = -1
+
+
+def match(
+    overlaps: Tensor, is_pair: Tensor, is_optional: Tensor, is_crowd: Tensor, matching: Matching = "greedy"
+) -> Tensor:
+    """Return the object of each detection, `[tests, detections]`, or `UNMATCHED`.
+
+    overlaps `[tests, detections, objects]`; the detections are in descending order of scores. is_pair: which pairs may
+    be matched at all. is_optional `[tests, objects]`: objects that are matched only if no other is. is_crowd `[tests,
+    objects]`: optional objects that any number of detections may match.
+    """
+    if matching == "hungarian":
+        return _match_hungarian(overlaps, is_pair, is_optional, is_crowd)
+    n_tests, n_detections, n_objects = overlaps.shape
+    matched = torch.full((n_tests, n_detections), UNMATCHED, dtype=torch.int64, device=overlaps.device)
+    if n_objects == 0:
+        return matched
+    is_free = torch.ones(n_tests, n_objects, dtype=torch.bool, device=overlaps.device)
+    # Required objects come first whatever their overlap; a crowd comes last.
+    precedence = 2.0 * (~is_optional).to(overlaps.dtype) - 2.0 * is_crowd.to(overlaps.dtype)
+    rank = torch.where(is_pair, overlaps + precedence[:, None], -torch.inf).flip(2)  # of equals, COCO takes the last
+    is_repeatable = is_crowd.flip(1)
+    for k in range(n_detections):
+        candidates = rank[:, k].masked_fill(~(is_free | is_repeatable), -torch.inf)
+        best, place = candidates.max(1)
+        is_found = best > -torch.inf
+        matched[:, k] = torch.where(is_found, n_objects - 1 - place, UNMATCHED)
+        taken = torch.zeros_like(is_free).scatter_(1, place[:, None], is_found[:, None])
+        is_free &= ~taken
+    return matched
+
+
+def _match_hungarian(overlaps: Tensor, is_pair: Tensor, is_optional: Tensor, is_crowd: Tensor) -> Tensor:
+    from scipy.optimize import linear_sum_assignment
+
+    n_tests, n_detections, _ = overlaps.shape
+    matched = torch.full((n_tests, n_detections), UNMATCHED, dtype=torch.int64)
+    # Any pair is better than none, and one more required object better than any overlaps of optional ones.
+    n = 1 + overlaps.shape[2]
+    worth = overlaps.detach() + torch.where(is_optional, 1.0, 2.0 * n)[:, None]
+    may_pair = is_pair & ~is_crowd[:, None]
+    worths = torch.where(may_pair, worth, 0.0).cpu().double().numpy()
+    for test in range(n_tests):
+        rows, columns = linear_sum_assignment(worths[test], maximize=True)
+        is_real = worths[test][rows, columns] > 0
+        matched[test, torch.from_numpy(rows[is_real])] = torch.from_numpy(columns[is_real])
+    matched = matched.to(overlaps.device)
+    in_crowd = (is_pair & is_crowd[:, None]).to(torch.int8)
+    if not in_crowd.shape[2]:
+        return matched
+    return torch.where((matched == UNMATCHED) & in_crowd.any(2), in_crowd.argmax(2), matched)
+
+
+def are_matched(matched: Tensor, n_objects: int) -> Tensor:
+    """Return which objects have a detection, `[tests, objects]`, given the object of each detection."""
+    counts = torch.zeros(len(matched), n_objects + 1, dtype=torch.bool, device=matched.device)
+    return counts.scatter_(1, torch.where(matched == UNMATCHED, n_objects, matched), True)[:, :n_objects]
+
+
+def are_in_crowd(matched: Tensor, is_crowd: Tensor) -> Tensor:
+    """Return which detections were matched with a crowd, `[tests, detections]`."""
+    is_crowd = torch.cat([is_crowd, is_crowd.new_zeros(len(is_crowd), 1)], 1)  # the last is that of no object
+    return is_crowd.gather(1, torch.where(matched == UNMATCHED, is_crowd.shape[1] - 1, matched))
+
+
+THRESHOLDS = tuple(round(0.5 + 0.05 * k, 2) for k in range(10))
+RECALLS = np.linspace(0, 1, 101)
+MAX_DETECTIONS = 100
+"""Detections of a class that count per picture, those with the highest scores."""
+PICTURES_AT_ONCE = 256
+FOUND, IGNORED = 1, -1
+
+
+@dataclass(frozen=True)
+class AveragePrecision:
+    """The average precision of a detector: the mean over classes; None without objects."""
+
+    mean: float | None
+    """Over all thresholds, which is COCO's AP."""
+    at_50: float | None
+    at_75: float | None
+    by_class: dict[int, float]
+    """Over all thresholds, for each class of which there are objects."""
+
+
+def mean_average_precision(outputs: Tensor, labels: Tensor) -> AveragePrecision:
+    """Return the average precision of detections `[pictures, n, 6]` of objects `[pictures, n, 5]`."""
+    outputs = by_score(outputs)
+    scores, classes = outputs[..., SCORE].double(), outputs[..., CLASS].long()
+    classes = torch.where(scores > 0, classes, -1)
+    parts = [slice(first, first + PICTURES_AT_ONCE) for first in range(0, len(outputs), PICTURES_AT_ONCE)]
+    matched = torch.cat([_match_all(outputs[part], classes[part], labels[part]) for part in parts], 1)
+    of_object = labels[..., 4].long()
+    by_class = {}
+    for number in torch.unique(of_object[of_object >= 0]).tolist():
+        n_objects = int((of_object == number).sum())
+        is_class = (classes == number) & (_rank_in_class(classes, number) < MAX_DETECTIONS)
+        results = matched[:, is_class].cpu().numpy()
+        order = np.argsort(-scores[is_class].cpu().numpy(), kind="mergesort")
+        by_class[number] = np.array([_precision(row[order], n_objects) for row in results])
+    if not by_class:
+        return AveragePrecision(None, None, None, {})
+    table = np.stack(list(by_class.values()))  # [classes, thresholds]
+    means = table.mean(0)
+    return AveragePrecision(
+        float(table.mean()),
+        float(means[THRESHOLDS.index(0.5)]),
+        float(means[THRESHOLDS.index(0.75)]),
+        {number: float(values.mean()) for number, values in by_class.items()},
+    )
+
+
+def _match_all(outputs: Tensor, classes: Tensor, labels: Tensor) -> Tensor:
+    """Return for each threshold and detection, `[thresholds, pictures, n]`: 1 found, 0 wrong, -1 in a crowd."""
+    boxes, objects = outputs[..., :4].double(), labels[..., :4].double()
+    is_crowd, is_object = are_crowds(labels[..., 4]), labels[..., 4] >= 0
+    overlaps = torch.where(is_crowd[:, None], share_inside(boxes, objects), overlap(boxes, objects))
+    is_same = (classes[:, :, None] == plain_classes(labels[..., 4])[:, None]) & (classes >= 0)[:, :, None]
+    results = []
+    for threshold in THRESHOLDS:
+        matched = match(overlaps, is_same & (overlaps >= threshold), ~is_object, is_crowd)
+        found = (matched != UNMATCHED).to(torch.int8)
+        results.append(found.masked_fill(are_in_crowd(matched, is_crowd), IGNORED))
+    return torch.stack(results)
+
+
+def _rank_in_class(classes: Tensor, number: int) -> Tensor:
+    return (classes == number).long().cumsum(1) - 1
+
+
+def _precision(found: NDArray[np.int8], n_objects: int) -> float:
+    """Return the mean over recalls of the best precision at that recall or a higher one."""
+    found = found[found != IGNORED]
+    true = np.cumsum(found == FOUND)
+    false = np.cumsum(found != FOUND)
+    recall = true / n_objects
+    precision = true / np.maximum(true + false, np.spacing(1))
+    best = np.maximum.accumulate(precision[::-1])[::-1]
+    place = np.searchsorted(recall, RECALLS, side="left")
+    return float(np.where(place < len(best), np.append(best, 0.0)[np.minimum(place, len(best))], 0.0).mean())

@@ -10,9 +10,23 @@ import torch
 from torch import Tensor
 
 from themis.errors import DataError, ModelError, UsageError
-from themis.oracle.average_precision import mean_average_precision
-from themis.oracle.boxes import CLASS, PADDING, SCORE, TINY, are_crowds, by_score, overlap, plain_classes, share_inside
-from themis.oracle.matching import UNMATCHED, Matching, are_in_crowd, are_matched, match
+from themis.oracle.boxes import (
+    CLASS,
+    PADDING,
+    SCORE,
+    TINY,
+    UNMATCHED,
+    Matching,
+    are_crowds,
+    are_in_crowd,
+    are_matched,
+    by_score,
+    match,
+    mean_average_precision,
+    overlap,
+    plain_classes,
+    share_inside,
+)
 from themis.oracle.motion import Motion
 from themis.oracle.oracle import KEPT, Oracle, Verdict, mark_not_finite, read_number
 

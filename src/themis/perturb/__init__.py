@@ -2,10 +2,8 @@
 
 from themis.perturb.clips import over_time
 from themis.perturb.context import Context
-from themis.perturb.disturb import disturb
-from themis.perturb.names import PERTURBATIONS, choose_perturbation
+from themis.perturb.names import PERTURBATIONS, choose_perturbation, disturb, own_perturbations
 from themis.perturb.perturbation import Perturbation, Theta, columns, perturb
-from themis.perturb.spec import own_perturbations
 
 __all__ = [
     "PERTURBATIONS",

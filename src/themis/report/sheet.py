@@ -12,7 +12,7 @@ from torch import Tensor
 
 from themis.errors import UsageError
 from themis.measure.distance import ssim
-from themis.perturb.disturb import disturb
+from themis.perturb.names import disturb
 from themis.perturb.perturbation import Perturbation, check_fits
 from themis.runs.display.figure import FAINT, INK, QUIET, WRONG, blank_figure, pixels, save_figure
 from themis.runs.display.signal import is_signal, plot_signals

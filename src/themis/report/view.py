@@ -11,11 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from themis.judge.estimate import Estimate
 from themis.judge.normality import Normality
-from themis.report.breaking import BreakingCurve, breaking_curve
 from themis.report.gates.record import RecordedGates, read_gates
 from themis.report.inputs import ShownInputs, read_inputs
 from themis.report.names import answer_names, as_text, class_names, feature_names, outcome_names, task_of
-from themis.report.rows import AnswerMatrix, FaultRows, answer_matrix, mean_signature, read_rows, rounded
+from themis.report.rows import (
+    AnswerMatrix,
+    BreakingCurve,
+    FaultRows,
+    answer_matrix,
+    breaking_curve,
+    mean_signature,
+    read_rows,
+    rounded,
+)
 from themis.runs.checkpoint import read_progress
 from themis.runs.estimates import (
     SensitivitySpread,

@@ -14,13 +14,11 @@ from themis.keywords import RetrainOptions
 from themis.perturb import Perturbation
 from themis.retraining.batches import show_classes, show_numbers
 from themis.retraining.figure import draw
-from themis.retraining.losses import Loss, name_loss
-from themis.retraining.plan import FREE, RetrainingPlan
-from themis.retraining.recipe import Recipe, task_defaults
+from themis.retraining.grading import Loss, name_loss
+from themis.retraining.recipe import FREE, Recipe, RetrainingPlan, task_defaults
 from themis.retraining.result import Retrained, Stage, markdown, verdict
-from themis.retraining.rounds import run_rounds
 from themis.retraining.source import open_sources
-from themis.retraining.steps import WEIGHTS, Retraining
+from themis.retraining.steps import WEIGHTS, Retraining, run_rounds
 from themis.runs.environment import describe_environment
 from themis.runs.run import Run
 from themis.runs.source import Origin

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from themis.retraining.heldout import HeldOutScore
+from themis.retraining.batches import HeldOutScore
 
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0)
 """Shares of the way from the old weights to the trained ones that are measured."""

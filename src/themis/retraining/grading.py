@@ -1,18 +1,21 @@
-"""Grades of answers by their labels: 1 or 0, or the share of correct labels or points, the mean IoU, the F1 score."""
+"""Grades of answers by their labels, and the losses that training minimises, by task."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from themis.data.seeds import Seeds
-from themis.errors import DataError
+from themis.errors import DataError, UsageError
 from themis.measure.calculator import Calculator
 from themis.measure.chunk import padded
 from themis.oracle import (
     Changed,
+    Compare,
     Detection,
     KeyPoints,
     Multilabel,
@@ -23,9 +26,11 @@ from themis.oracle import (
     Wrong,
     choose_oracle,
 )
+from themis.oracle.classes import LEAST
 from themis.oracle.oracle import are_finite
+from themis.oracle.segmentation import VOID
 from themis.perturb import Perturbation
-from themis.retraining.losses import ideal
+from themis.target.fingerprint import hash_text
 from themis.target.target import Target
 
 
@@ -92,3 +97,85 @@ def calculator(target: Target, seeds: Seeds, perturbation: Perturbation) -> Calc
     bench.oracle = by_label(bench.oracle.settle(clean, bench.labels))
     bench.take_clean(clean)
     return bench
+
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""A function of outputs and labels that returns a number, or one number per test."""
+TEMPERATURE = 3.0
+"""Class scores are divided by this before they are compared, so that unlikely classes count."""
+
+
+def losses(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
+    """The loss of each output, `[tests]`; the oracle must be settled.
+
+    Class scores: cross-entropy, for probabilities that of their logarithm. Segmentation maps: its mean over pixels.
+    Decisions: binary cross-entropy. Numbers: squared inside the tolerance and absolute outside, in units of it.
+    """
+    if isinstance(oracle, Regression):
+        gaps = oracle.in_tolerances(outputs, labels)
+        return F.smooth_l1_loss(gaps, torch.zeros_like(gaps), reduction="none").mean(1)
+    return oracle.loss(outputs, reference(oracle, outputs, labels))
+
+
+def reference(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
+    """The correct answers, in the form that the oracle's loss expects."""
+    return oracle.reference(ideal(oracle, outputs, labels), labels)
+
+
+def ideal(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
+    """The outputs of a perfect model, shaped like `outputs`, for oracles that compare with a clean answer."""
+    if isinstance(oracle, Regression):
+        return labels.reshape(outputs.shape).to(outputs.dtype)
+    if isinstance(oracle, Threshold | Multilabel):
+        level = oracle.threshold
+        assert level is not None
+        return (labels.reshape(outputs.shape) * 2 - 1).to(outputs.dtype) / 4 + level
+    if isinstance(oracle, KeyPoints):
+        places = labels[..., :2].nan_to_num(0).to(outputs.dtype)  # where the label is unknown, no place counts
+        return torch.cat([places, torch.zeros_like(outputs[..., 2:])], -1)
+    classes = labels.long()
+    if isinstance(oracle, Segmentation) and outputs.shape[1] <= VOID:
+        classes = torch.where(labels == VOID, 0, classes)  # any class: these pixels do not count
+    classes = classes.clamp(min=0)  # neither do those that show nothing of the picture
+    return F.one_hot(classes, outputs.shape[1]).movedim(-1, 1).to(outputs.dtype)
+
+
+def distances(oracle: Changed | Wrong | Regression, outputs: Tensor, old: Tensor) -> Tensor:
+    """How far each output is from that of an older model, `[tests]`.
+
+    Class scores: the Kullback-Leibler divergence at `TEMPERATURE`, times its square, which keeps the size of gradients.
+    Numbers: the loss, as if the old answer were the label.
+    """
+    if isinstance(oracle, Regression):
+        return losses(oracle, outputs, old)
+    logs = [
+        (
+            (scores.float().clamp_min(LEAST).log() if oracle.is_probability else scores.float()) / TEMPERATURE
+        ).log_softmax(1)
+        for scores in (outputs, old)
+    ]
+    return F.kl_div(logs[0], logs[1], reduction="none", log_target=True).sum(1) * TEMPERATURE**2
+
+
+def choose_loss(oracle: Oracle, custom: Loss | None) -> Loss:
+    """The user's loss, or that of the task."""
+    if custom is not None:
+        return custom
+    if isinstance(oracle, Compare):
+        raise UsageError(
+            f"retraining needs a loss, but oracle {oracle.spec()!r} has none: pass loss=function(outputs, "
+            "labels), or name the task with oracle=..."
+        )
+    if isinstance(oracle, Detection):
+        raise UsageError(
+            "retraining needs the loss that a detector was trained with: pass loss=function(outputs, labels), with the "
+            "detections [tests, n, 6] and the objects [tests, n, 5]"
+        )
+    return lambda outputs, labels: losses(oracle, outputs, labels)
+
+
+def name_loss(loss: Loss) -> str:
+    """Identifies a user's loss: its name and, if it has any, a hash of its code."""
+    code = getattr(loss, "__code__", None)
+    name = getattr(loss, "__qualname__", type(loss).__qualname__)
+    return name if code is None else f"{name} {hash_text(repr((code.co_code, code.co_names)))[:12]}"

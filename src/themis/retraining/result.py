@@ -17,8 +17,7 @@ from themis.retraining.changes import Changes, Shift, changes, paired
 from themis.retraining.checkpoint import put_weights
 from themis.retraining.examine import Reading
 from themis.retraining.frontier import FrontierPoint, is_still_rising, join_frontiers, next_point
-from themis.retraining.plan import RetrainingPlan
-from themis.retraining.recipe import Recipe
+from themis.retraining.recipe import Recipe, RetrainingPlan
 from themis.retraining.tune import Epoch, interpolate
 from themis.target.ledger import Ledger
 from themis.target.target import Target

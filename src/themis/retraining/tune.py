@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from themis.compute import rng
-from themis.data.hashes import seed_hashes
+from themis.data.groups import seed_hashes
 from themis.errors import ModelError, StoreError, first_line, warn
 from themis.measure.captured import CaptureError
 from themis.measure.tests import Ints
@@ -24,13 +24,20 @@ from themis.oracle import Changed, Oracle, Regression, Wrong
 from themis.perturb import Perturbation
 from themis.perturb.attack import in_steps
 from themis.perturb.perturbation import check_fits
-from themis.retraining.batches import Batches, TrainingBatch, hold_out, show_classes, show_numbers
+from themis.retraining.batches import (
+    Batches,
+    HeldOut,
+    HeldOutScore,
+    TrainingBatch,
+    hold_out,
+    show_classes,
+    show_numbers,
+)
 from themis.retraining.captured_step import Step, can_capture, capture
 from themis.retraining.checkpoint import State, load, put_weights, save, take_weights, training_key
 from themis.retraining.copies import check_trainable, choose_parameters, trainable_copy
 from themis.retraining.frontier import SHARES, FrontierPoint, choose_point, measure_falls, with_losses
-from themis.retraining.heldout import HeldOut, HeldOutScore
-from themis.retraining.losses import Loss, choose_loss, distances, name_loss
+from themis.retraining.grading import Loss, choose_loss, distances, name_loss
 from themis.retraining.material import Material, clean_outputs
 from themis.retraining.recipe import Recipe
 from themis.runs.weights import write_weights

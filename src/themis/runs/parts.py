@@ -19,8 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from themis.compute.rng import uniform
-from themis.data.groups import Ints, join_copies, read_groups
-from themis.data.hashes import Hashes, seed_hashes
+from themis.data.groups import Hashes, Ints, join_copies, read_groups, seed_hashes
 from themis.data.seeds import Seeds, list_seeds, read_seeds
 from themis.errors import DataError, StoreError, UsageError
 from themis.runs.store.schema import PARTS as FILE

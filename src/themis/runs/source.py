@@ -18,8 +18,8 @@ from themis.user_code import LOG, imported_anew, looked_up_in, working_in
 
 if TYPE_CHECKING:
     from themis.target.loaders.trust import Trust
-    from themis.target.normalisation import Statistics
     from themis.target.target import AnyTarget
+    from themis.target.traits import Statistics
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,9 @@
 
 from themis.errors import UsageError, nearest
 from themis.plugins import Extensible
-from themis.search.corners import Corners
-from themis.search.paper import Paper
 from themis.search.policy import Policy, Space
-from themis.search.random import Random
 from themis.search.scheduled import Scheduled
+from themis.search.simple import Corners, Paper, Random
 
 POLICIES: Extensible[type[Policy]] = Extensible(
     "themis.policies", {"random": Random, "corners": Corners, "paper": Paper, "scheduled": Scheduled}

@@ -12,10 +12,10 @@ from themis.data.frames import Coding
 from themis.data.seeds import Seeds
 from themis.errors import DataError, UsageError
 from themis.target.blackbox import BlackBox
-from themis.target.channels import has_channels_last
 from themis.target.estimator import Estimator
 from themis.target.loaders.onnx import OnnxModel
 from themis.target.target import UNBOUNDED, AnyTarget, Target
+from themis.target.traits import has_channels_last
 
 N_LISTED = 10
 

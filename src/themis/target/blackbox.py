@@ -22,7 +22,6 @@ from themis.errors import DataError, ModelError, UsageError
 from themis.options import check_count
 from themis.oracle import Oracle
 from themis.target.activations import OUTPUT, Granularity, Layer, OnActivation, TracedActivation, choose_layers
-from themis.target.channels import Channels, as_expected, choose_channels
 from themis.target.detections import FORMS, Detections, choose_output, not_pictures, recognise, scale_boxes
 from themis.target.estimator import Estimator, is_estimator
 from themis.target.fingerprint import hash_text
@@ -30,6 +29,7 @@ from themis.target.output import check_label_order, in_label_order
 from themis.target.requests import CACHE_MIB, Answers, Examples, Requests
 from themis.target.several import Beside
 from themis.target.target import UNBOUNDED, AnyTarget, Target, check_options, check_preprocess, explain_errors
+from themis.target.traits import Channels, as_expected, choose_channels
 
 Array = NDArray[Any]
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from themis.errors import warn
-from themis.target.normalisation import own_statistics
 from themis.target.target import AnyTarget, Normalize, Target
+from themis.target.traits import own_statistics
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from themis.data.hashes import Hashes, input_hashes, seed_hashes
+from themis.data.groups import Hashes, input_hashes, seed_hashes
 from themis.data.seeds import Seeds, list_seeds
 from themis.errors import DataError, warn
 from themis.reading import check_form, open_regular, parse_json, record, text, values_of

@@ -23,15 +23,13 @@ from themis.target.activations import (
     find_layers,
     keep_fixed_layers,
 )
-from themis.target.channels import Channels, as_expected, choose_channels
 from themis.target.compiled import ExportTracer, ScriptTracer, is_exported
 from themis.target.detections import Detections, choose_output, not_pictures, recognise
 from themis.target.estimator import is_estimator
 from themis.target.fingerprint import hash_model
-from themis.target.normalisation import own_statistics
-from themis.target.output import Output, check_label_order, in_label_order, pick_scores
+from themis.target.output import Output, check_label_order, in_label_order, own_output, pick_scores, without_wrapper
 from themis.target.several import Beside
-from themis.target.ultralytics import own_output, without_wrapper
+from themis.target.traits import Channels, as_expected, choose_channels, own_statistics
 
 AUTOCAST = ("bfloat16", "float16")
 UNBOUNDED = (-math.inf, math.inf)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from themis.report.cells import ShowCells
+    from themis.report.progress import ShowCells
     from themis_lab.comparison.summary import Comparison
 
 HELP = (
@@ -67,7 +67,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     executor = read_executor(arguments, explicit_options, shares_workers=True)
     origin = named_origin(arguments)
     out = new_folder("compare-") if arguments.out == AUTO else Path(arguments.out)
-    from themis.report.cells import ShowCells
+    from themis.report.progress import ShowCells
     from themis.report.table import table_console
     from themis_lab.comparison.api import compare
 

@@ -69,7 +69,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         raise UsageError(f"workers must be at least 1, got {arguments.workers}")
     executor = read_executor(arguments, explicit_options, shares_workers=True)
     out = new_folder("contest-") if arguments.out == AUTO else Path(arguments.out)
-    from themis.report.cells import ShowCells
+    from themis.report.progress import ShowCells
     from themis.report.table import table_console
     from themis_lab.contest.api import contest_run
     from themis_lab.contest.standings import show

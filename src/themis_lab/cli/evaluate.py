@@ -66,7 +66,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         raise UsageError("--summarise needs the folder of an evaluation: pass it as --out")
     executor = read_executor(arguments, explicit_options, shares_workers=True)
     out = new_folder("evaluate-") if arguments.out == AUTO else Path(arguments.out)
-    from themis.report.cells import ShowCells
+    from themis.report.progress import ShowCells
     from themis.report.table import table_console
     from themis_lab.evaluation.api import evaluate
     from themis_lab.evaluation.claims import claims_table

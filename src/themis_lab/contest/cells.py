@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from themis.criteria.criterion import Criterion
-from themis.data.hashes import seed_hashes
+from themis.data.groups import seed_hashes
 from themis.data.seeds import Seeds
 from themis.errors import UsageError
 from themis.measure.tests import Ints

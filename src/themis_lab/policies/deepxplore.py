@@ -15,8 +15,8 @@ from themis.errors import ModelError, ThemisError, UsageError
 from themis.measure.calculator import Calculator
 from themis.measure.fold import Objective
 from themis.oracle import are_probabilities
-from themis.search.paper import Paper
 from themis.search.policy import FOR_PICK, Space
+from themis.search.simple import Paper
 from themis.target.target import AnyTarget, Target
 from themis_lab.criteria.nc import NC
 

@@ -12,8 +12,8 @@ from torch import nn
 
 import themis
 from themis.errors import StoreError, UsageError
+from themis.report.gates.formats import legal
 from themis.report.gates.gates import METRICS, GateResult, GateResults, Gates, check_gates, write_junit, write_markdown
-from themis.report.gates.junit import legal
 from themis.runs.display.text import about
 
 pytestmark = pytest.mark.xdist_group("gates")

@@ -12,7 +12,7 @@ import pytest
 from projects import FIXTURE, MINE, SEVERAL, WEAK, found_in, run_folder
 
 import themis
-from themis.report.gates.testing.robustness import ARGUMENTS
+from themis.report.gates.robustness import ARGUMENTS
 
 pytestmark = pytest.mark.xdist_group("gates")
 
@@ -42,7 +42,7 @@ def test_a_session_without_robustness_tests_imports_only_the_plugin(tmp_path):
         assert "1 passed" in done.stdout
         seen.append(set(re.search(r"^MODULES (.*)$", done.stderr, re.M)[1].split()))
     with_it, without = seen
-    assert not {"torch", "numpy", "themis.campaign.loop", "themis.report.gates.testing"} & with_it
+    assert not {"torch", "numpy", "themis.campaign.loop", "themis.report.gates.robustness"} & with_it
     packages = {"themis", "themis.report", "themis.report.gates"}
     assert with_it - without == packages | {"themis.version", "themis.report.gates.pytest_plugin"}
 

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from themis.errors import StoreError, UsageError
-from themis.report.gates.junit import write_junit
+from themis.report.gates.formats import write_junit, write_markdown
 from themis.report.gates.limits import METRICS, NOTHING_TO_COVER, Gates, open_baseline
-from themis.report.gates.markdown import write_markdown
 from themis.runs.display.text import about
 from themis.runs.run import record_covers_neurons
 from themis.settings import MAX_RISK

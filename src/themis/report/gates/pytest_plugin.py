@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from themis.report.gates.testing.robustness import RobustnessTest
+    from themis.report.gates.robustness import RobustnessTest
 
 NAME = "robustness"
 """Name of the fixture and of the marker."""
@@ -129,7 +129,7 @@ def robustness(request: pytest.FixtureRequest) -> RobustnessTest:
 
     The test fails if a gate fails or, without gates, if a fault is found. Returns the run.
     """
-    from themis.report.gates.testing.robustness import RobustnessTest
+    from themis.report.gates.robustness import RobustnessTest
 
     config, option = request.config, request.config.option
     overrides = {name: getattr(option, f"themis_{name}") for name in BUDGETS}
@@ -153,7 +153,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     tests = [(report.nodeid, dict(report.user_properties)) for report in reports if report.when == "call"]
     tests = [(nodeid, properties) for nodeid, properties in tests if "themis_tests" in properties]
     if tests:
-        from themis.report.gates.testing.messages import describe_properties
+        from themis.report.gates.messages import describe_properties
 
         terminalreporter.section("themis: robustness")
         for nodeid, properties in tests:

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from themis.data.memory import available_bytes
+from themis.data.files import available_bytes
 from themis.errors import StoreError, first_line
 from themis.measure.tests import Bools, Ints
 from themis.reading import open_regular, parse_json, read_regular

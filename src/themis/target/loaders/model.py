@@ -19,7 +19,7 @@ from themis.target.loaders.factory import Call, call_factory, read_call
 from themis.target.loaders.script import load_script
 from themis.target.loaders.trust import Trust
 from themis.target.loaders.weights import LOAD_ERRORS, is_script, names_in_archive
-from themis.target.normalisation import Statistics, own_statistics
+from themis.target.traits import Statistics, own_statistics
 from themis.user_code import make_importable
 
 
