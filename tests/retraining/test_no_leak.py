@@ -10,6 +10,7 @@ from torch import nn
 
 import themis
 from themis import DataError, Target
+from themis.cli.demo import lenet5
 from themis.data.seeds import Seeds, from_arrays, from_reader, read_seeds
 from themis.oracle import choose_oracle
 from themis.retraining.material import of_faults
@@ -19,7 +20,6 @@ from themis.runs.parts import split
 from themis.runs.weights import write_weights
 from themis.target.ledger import Ledger, ledger_of, read_ledger
 from themis.target.loaders import load_weights
-from themis_lab.zoo import lenet5
 
 pytestmark = [pytest.mark.xdist_group("no_leak"), pytest.mark.usefixtures("few_held_out_tests")]
 

@@ -264,12 +264,12 @@ def test_the_start_tells_what_is_to_come_and_how_to_stop_and_resume(folder, caps
     assert spent < n_passes < 3 * spent  # of the other cells it is not stored
 
 
-def test_a_summary_of_a_part_prints_tables(folder, tmp_path, capsys):
+def test_a_summary_of_a_part_prints_its_verdicts(folder, tmp_path, capsys):
     part = shutil.copytree(folder, tmp_path / "part")  # its page and results would replace those of the whole
     assert main(["evaluate", "--smoke", "--perturbations", "fgsm", "--out", str(part), "--summarise"]) == 0
     printed = capsys.readouterr().out
     assert "1 model, 1 pair of a model and a perturbation" in printed
-    assert "Strong correlations, the given magnitudes, equal passes" in printed
+    assert "holds          Greater sensitivity comes with a higher error rate" in printed
     assert max(map(len, printed.splitlines()[:-1])) <= 100
 
 
