@@ -17,8 +17,18 @@ from typing import Any, Protocol, TypeVar
 from themis.errors import ModelError, StoreError, UsageError, warn
 from themis.reading import Form, all_of, anything, check_form, either, parse_json, read_regular, record, text
 from themis.runs.environment import list_changes
-from themis.runs.store.files import Lock, explained, json_safe, refuse_links, remove_leftovers, write_file
-from themis.runs.store.ownership import list_folder, made_by, refuse_folder, was_signed
+from themis.runs.store.files import (
+    Lock,
+    explained,
+    json_safe,
+    list_folder,
+    made_by,
+    refuse_folder,
+    refuse_links,
+    remove_leftovers,
+    was_signed,
+    write_file,
+)
 
 PLAN, LOCK = "plan.json", "lock"
 MAX_BYTES = 256 << 20

@@ -10,8 +10,8 @@ from torch import nn
 import themis
 from themis.runs.analysis.groups import _describe_share
 from themis.runs.analysis.robustness import Robustness
-from themis.runs.diff.statistics import mcnemar, paired_rates
-from themis.runs.diff.techniques import LUCK
+from themis.runs.diff.api import LUCK
+from themis.runs.diff.versions import mcnemar, paired_rates
 from themis.runs.estimates import _wilson
 
 

@@ -6,7 +6,7 @@ import torch
 from themis import DataError, ModelError, UsageError
 from themis.oracle import KEPT, NOT_FINITE, Regression, choose_oracle
 from themis.oracle.regression import LARGER, SMALLER
-from themis.runs.outcomes import name_outcome
+from themis.runs.fault import name_outcome
 
 NAN, INF = float("nan"), float("inf")
 

@@ -13,8 +13,7 @@ from themis.perturb import PERTURBATIONS, choose_perturbation, disturb, over_tim
 from themis.perturb.perturbation import check_fits
 from themis.report.page import write_report
 from themis.runs.analysis.shrink import shrink
-from themis.runs.display.clip import side_by_side
-from themis.runs.display.fault import pictures, strip
+from themis.runs.display.fault import pictures, side_by_side, strip
 from themis.runs.display.figure import draw_faults
 
 CLIPS = torch.rand(3, 5, 3, 16, 20, generator=torch.Generator().manual_seed(0))

@@ -8,9 +8,8 @@ import torch
 from themis import Target, UsageError, run
 from themis.perturb import PERTURBATIONS, disturb
 from themis.perturb.perturbation import check_fits
-from themis.runs.display.fault import pictures
+from themis.runs.display.fault import CLEAN, DISTURBED, curves, is_signal, pictures
 from themis.runs.display.figure import draw_faults
-from themis.runs.display.signal import CLEAN, DISTURBED, curves, is_signal
 
 WIDE = (-100.0, 100.0)
 SAMPLES = 1000

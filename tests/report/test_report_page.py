@@ -17,7 +17,7 @@ import themis
 from themis.errors import UsageError
 from themis.report.page import REPORT, render, write_report
 from themis.report.view import read_view
-from themis.runs.display.png import MAX_SIDE, data_uri, png, to_pixels
+from themis.runs.display.fault import MAX_SIDE, data_uri, png, to_pixels
 from themis.runs.source import Origin
 
 pytestmark = pytest.mark.xdist_group("report_page")

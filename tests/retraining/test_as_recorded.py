@@ -19,7 +19,7 @@ from themis.retraining.material import of_faults
 from themis.runs.parts import read_parts
 from themis.runs.replay import Replayer
 from themis.runs.store import Reader
-from themis.runs.weights import write_weights
+from themis.runs.store.tensors import write_weights
 from themis.target.ledger import Ledger
 
 pytestmark = [pytest.mark.xdist_group("as_recorded"), pytest.mark.usefixtures("few_held_out_tests")]

@@ -17,7 +17,7 @@ from themis.retraining.material import of_faults
 from themis.retraining.recipe import Recipe
 from themis.retraining.tune import tune
 from themis.runs.parts import split
-from themis.runs.weights import write_weights
+from themis.runs.store.tensors import write_weights
 from themis.target.ledger import Ledger, ledger_of, read_ledger
 from themis.target.loaders import load_weights
 

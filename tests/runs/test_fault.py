@@ -12,7 +12,7 @@ from themis.oracle import KEPT
 from themis.runs.fault import COLUMNS, PLAIN
 from themis.runs.faults import Faults
 from themis.runs.store import schema
-from themis.runs.store.validation import find_invalid_fault
+from themis.runs.store.schema import find_invalid_fault
 from themis.runs.store.writer import _fault_rows
 
 THETA = [{"name": "sigma", "low": 0.0, "high": 1.0}]

@@ -14,7 +14,7 @@ from themis.data.groups import seed_hashes
 from themis.data.seeds import from_arrays
 from themis.runs.parts import split
 from themis.runs.source import Origin
-from themis.runs.weights import write_weights
+from themis.runs.store.tensors import write_weights
 from themis.target.ledger import Ledger, ledger_of, read_ledger, remember
 from themis_lab.zoo import lenet5
 

@@ -24,8 +24,8 @@ from themis.measure.moments import Moments
 from themis.measure.tally import Tally
 from themis.measure.tests import Floats, Ints
 from themis.runs.estimates import correct_by_strength, rates_by_class
+from themis.runs.fault import gives_answers
 from themis.runs.faults import Faults
-from themis.runs.outcomes import gives_answers
 from themis.runs.run import Round, Run, Seconds, Start
 
 MOST = 0.95

@@ -28,7 +28,7 @@ from themis.oracle.choose import may_be_numbers
 from themis.oracle.constant import find_constant
 from themis.perturb import Perturbation
 from themis.progress import step
-from themis.runs.outcomes import NUMBER_TASKS
+from themis.runs.fault import NUMBER_TASKS
 from themis.runs.run import Start, covers_neurons
 from themis.search import Policy, Space
 from themis.search.policy import UNIFORM_STREAM

@@ -162,7 +162,7 @@ def _keep(weights: dict[str, Any], path: Path) -> None:
     import torch
 
     from themis.errors import ThemisError, warn
-    from themis.runs.store.ownership import fresh_file
+    from themis.runs.store.files import fresh_file
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -97,7 +97,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
 
 
 def _check_files(files: list[Path], *, has_curve: bool, is_forced: bool) -> None:
-    from themis.runs.store.ownership import check_free
+    from themis.runs.store.files import check_free
 
     for path in files:
         if path.suffix.lower() not in ENDINGS:
@@ -130,7 +130,7 @@ def _print(result: Diff, files: list[Path]) -> None:
 def _write(result: Diff, path: Path, *, is_forced: bool) -> None:
     from io import BytesIO
 
-    from themis.runs.store.ownership import COMMENT, made_by, write_fresh
+    from themis.runs.store.files import COMMENT, made_by, write_fresh
 
     ending = path.suffix.lower()
     if ending == ".png":
@@ -150,7 +150,7 @@ def _write(result: Diff, path: Path, *, is_forced: bool) -> None:
 
 def _diff_suites(arguments: Namespace, files: list[Path]) -> int:
     """Compare two suites member by member."""
-    from themis.runs.store.ownership import COMMENT, made_by, write_fresh
+    from themis.runs.store.files import COMMENT, made_by, write_fresh
     from themis.suites.diff import diff_suites
 
     if any(path.suffix.lower() == ".png" for path in files):

@@ -20,8 +20,7 @@ from themis.text import own_stream, percent, print_text, printable
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from themis.runs.store.reader import Reader
-    from themis.runs.store.selection import Selection
+    from themis.runs.store.reader import Reader, Selection
 
 HELP = (
     "List the faults of a run, the most telling first: one of every seed and wrong answer before any second one, and "
@@ -129,7 +128,7 @@ def _nearest_ids(run: Reader, id: int) -> str:
 
 
 def _select(run: Reader, arguments: Namespace, ids: list[int]) -> Selection:
-    from themis.runs.store.selection import Selection, check_condition
+    from themis.runs.store.reader import Selection, check_condition
 
     if arguments.stream is not None and arguments.stream not in STREAMS:
         raise UsageError(f"unknown stream {arguments.stream!r}: {nearest(arguments.stream, STREAMS)}")
@@ -195,7 +194,7 @@ def _cell(name: str, value: Any, task: str, classes: list[str] | None) -> str:
     if value is None:
         return "-"
     if name == "answer":
-        from themis.runs.outcomes import show_outcome
+        from themis.runs.fault import show_outcome
 
         return show_outcome(task, value, classes)
     if name == "confidence":
@@ -230,8 +229,7 @@ def _print_table(headers: list[str], rows: list[list[str]]) -> None:
 def _describe(run: Reader, row: tuple[Any, ...]) -> str:
     """The details of one fault, each with what it means."""
     from themis.report.names import class_names, task_of
-    from themis.runs.fault import COLUMNS
-    from themis.runs.outcomes import show_outcome
+    from themis.runs.fault import COLUMNS, show_outcome
     from themis.runs.store.schema import TENSORS, read_signature
 
     values = dict(zip(run.columns, row, strict=True))
@@ -287,9 +285,9 @@ def _export(run: Reader, selection: Selection, path: Path, replaces: bool) -> st
 
 def _draw(run: Reader, selection: Selection, path: Path, replaces: bool) -> str:
     """Draw the first matching faults whose inputs were kept."""
-    from themis.runs.display.boxes import stored_boxes
+    from themis.runs.display.fault import stored_boxes
     from themis.runs.display.figure import draw_pairs
-    from themis.runs.store.ownership import fresh_file
+    from themis.runs.store.files import fresh_file
 
     n_matching = selection.count(run)
     conditions, limit = [*selection.conditions, "tensors IS NOT NULL"], min(selection.limit or N_DRAWN, N_DRAWN)

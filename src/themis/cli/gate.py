@@ -138,7 +138,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
 def read_gates(arguments: Namespace) -> Gates:
     """The requested gates; rejects files that cannot be written before anything runs."""
     from themis.report.gates.gates import Gates
-    from themis.runs.store.ownership import check_free
+    from themis.runs.store.files import check_free
 
     for name in ("junit", "markdown"):
         path = getattr(arguments, name)

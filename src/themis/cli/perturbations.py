@@ -66,7 +66,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
 
 
 def _check_file(path: Path, *, is_forced: bool) -> None:
-    from themis.runs.store.ownership import check_free
+    from themis.runs.store.files import check_free
 
     if not path.parent.is_dir():
         raise UsageError(f"--sheet must be a file in an existing folder, got {path}: create the folder first")
@@ -131,7 +131,7 @@ def _draw(perturbations: list[Perturbation], arguments: Namespace) -> None:
 
     from themis.measure.inputs import within_bounds
     from themis.report.sheet import can_draw, draw_sheet
-    from themis.runs.store.ownership import fresh_file
+    from themis.runs.store.files import fresh_file
     from themis.target.target import check_options
     from themis.text import counted
 

@@ -51,7 +51,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     out = None if arguments.out is None else Path(arguments.out)
     if out is not None and out.suffix.lower() not in EXTENSIONS:
         raise UsageError(f"--out must have a known file extension, got {out}: {nearest(out.suffix, EXTENSIONS)}")
-    from themis.runs.store.ownership import check_free
+    from themis.runs.store.files import check_free
     from themis.runs.store.reader import Reader
 
     if out is not None:
@@ -142,7 +142,7 @@ def _finite(value: float | None) -> float | None:
 
 def _write(run: Reader, replays: list[tuple[Fault, Replay]], path: Path, is_forced: bool) -> None:
     """Write the inputs as they were replayed, with the answers that the model gives now."""
-    from themis.runs.store.ownership import fresh_file
+    from themis.runs.store.files import fresh_file
 
     with fresh_file(path, replaces=is_forced) as part, part.open("wb") as file:
         if path.suffix.lower() == ".png":

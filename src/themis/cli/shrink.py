@@ -68,7 +68,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         raise UsageError("--most and fault numbers cannot be combined: leave one of them out")
     from themis.runs.analysis.robustness import robustness
     from themis.runs.analysis.shrink import shrink
-    from themis.runs.store.ownership import check_free, made_by
+    from themis.runs.store.files import check_free, made_by
     from themis.runs.store.reader import Reader
 
     with closing(Reader(arguments.run)) as run:
@@ -131,7 +131,7 @@ def _print(shrunk: list[ShrunkFault], lost: list[int], replayer: Replayer) -> No
 
 
 def _row(fault: ShrunkFault, task: str, classes: list[str] | None) -> tuple[str, ...]:
-    from themis.runs.outcomes import show_outcome
+    from themis.runs.fault import show_outcome
 
     answer, before = (show_outcome(task, outcome, classes) for outcome in (fault.answer, fault.answer_before))
     return (
@@ -145,7 +145,7 @@ def _row(fault: ShrunkFault, task: str, classes: list[str] | None) -> tuple[str,
 
 
 def _write(path: Path, content: bytes) -> None:
-    from themis.runs.store.ownership import write_fresh
+    from themis.runs.store.files import write_fresh
 
     write_fresh(path, content, remedy="remove it, or move it elsewhere")
 

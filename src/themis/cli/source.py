@@ -73,9 +73,16 @@ def check_config(arguments: Namespace, path: Path) -> None:
     if not any((folder / name).exists() for name in (DATABASE, "environment.json", "summary.json")):
         return
     from themis.cli.options import read_config_file
-    from themis.runs.named_code import CODE_OPTIONS, names_code, perturbation_code, pickled_files
     from themis.runs.store.reader import Reader
-    from themis.runs.trust import Permission, is_trusted, why_not_ours
+    from themis.runs.trust import (
+        CODE_OPTIONS,
+        Permission,
+        is_trusted,
+        names_code,
+        perturbation_code,
+        pickled_files,
+        why_not_ours,
+    )
 
     content = read_config_file(str(path))
     trusted = [] if "trust" in arguments.from_config else arguments.trust or []

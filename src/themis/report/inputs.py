@@ -6,9 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from themis.runs.display.clip import is_clip, side_by_side
-from themis.runs.display.png import MAX_SIDE, data_uri, is_picture, to_pixels
-from themis.runs.display.signal import curves, is_signal
+from themis.runs.display.fault import (
+    MAX_SIDE,
+    MAX_SIDE_WITH_BOXES,
+    curves,
+    data_uri,
+    is_clip,
+    is_picture,
+    is_signal,
+    side_by_side,
+    stored_boxes,
+    to_pixels,
+    with_boxes,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,8 +89,6 @@ def read_inputs(
             kind, bounds = "clips" if is_clip(shape) else "pictures", tuple(run.record["start"]["bounds"])
             boxes = None
             if tensors.clean_outputs is not None and is_picture(shape):
-                from themis.runs.display.boxes import stored_boxes
-
                 boxes = stored_boxes(tensors, run.record["start"]["oracle"])
             disturbed[id] = _draw(tensors.inputs, bounds, boxes and boxes[1])
             size += len(disturbed[id])
@@ -96,10 +104,8 @@ def read_inputs(
 
 def _draw(inputs: Tensor, bounds: tuple[float, float], boxes: Tensor | None = None) -> str:
     if boxes is not None:
-        from themis.runs.display.boxes import MAX_SIDE, with_boxes
-
         height, width = inputs.shape[2:]
-        return data_uri(with_boxes(to_pixels(inputs, bounds, MAX_SIDE)[0], boxes, (height, width)))
+        return data_uri(with_boxes(to_pixels(inputs, bounds, MAX_SIDE_WITH_BOXES)[0], boxes, (height, width)))
     if not is_clip(tuple(inputs.shape[1:])):
         return data_uri(to_pixels(inputs, bounds)[0])
     return data_uri(to_pixels(side_by_side(inputs[0], bounds[1])[None], bounds, STRIP_SIDE)[0])

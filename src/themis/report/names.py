@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from themis.reading import MAX_FEATURES, read_regular
-from themis.runs.outcomes import gives_answers, name_outcome
+from themis.runs.fault import gives_answers, name_outcome
 from themis.runs.trust import why_not_ours
 
 if TYPE_CHECKING:

@@ -75,7 +75,7 @@ def write_report(
 
     An earlier report is replaced, another file only if `replaces` is set.
     """
-    from themis.runs.store.ownership import REMEDY, check_free, write_fresh
+    from themis.runs.store.files import REMEDY, check_free, write_fresh
 
     path = Path(run) / REPORT if out is None else Path(out)
     if out is not None:

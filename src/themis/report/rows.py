@@ -14,7 +14,7 @@ from themis.reading import check_form, items, number, optional, parse_json, read
 from themis.report.names import part_names
 from themis.runs.estimates import strengths
 from themis.runs.fault import PLAIN
-from themis.runs.store.validation import MAX_JSON
+from themis.runs.store.schema import MAX_JSON
 
 if TYPE_CHECKING:
     from themis.runs.store.reader import Reader
@@ -61,8 +61,8 @@ class AnswerMatrix:
 
 def read_rows(run: Reader, groups: Mapping[int, int], max_rows: int = MAX_ROWS) -> FaultRows:
     """The columns of the most telling faults, with rounded numbers. `groups` maps fault ids to groups."""
+    from themis.runs.store.reader import PLACE, SCORE
     from themis.runs.store.schema import theta_column
-    from themis.runs.store.selection import PLACE, SCORE
 
     theta = [theta_column(name) for name in run.theta]
     names = [*_INTEGERS, *_REALS, "stream", "kind", "signature", "tensors", *theta]

@@ -14,8 +14,8 @@ from themis.errors import UsageError
 from themis.measure.distance import ssim
 from themis.perturb.names import disturb
 from themis.perturb.perturbation import Perturbation, check_fits
+from themis.runs.display.fault import is_signal, plot_signals
 from themis.runs.display.figure import FAINT, INK, QUIET, WRONG, blank_figure, pixels, save_figure
-from themis.runs.display.signal import is_signal, plot_signals
 
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)
 

@@ -215,7 +215,7 @@ def write_suite_report(
 
     Earlier reports are replaced, other files only if `replaces` is set.
     """
-    from themis.runs.store.ownership import REMEDY, check_free, write_fresh
+    from themis.runs.store.files import REMEDY, check_free, write_fresh
 
     path = suite.path / REPORT if out is None else Path(out)
     check_free(path, replaces=replaces)

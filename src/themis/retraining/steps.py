@@ -29,7 +29,7 @@ from themis.retraining.source import Source
 from themis.retraining.tune import Epoch, tune
 from themis.runs.faults import Faults
 from themis.runs.store.schema import DATABASE
-from themis.runs.weights import write_weights
+from themis.runs.store.tensors import write_weights
 from themis.target.ledger import Ledger, allow_trained_seeds, remember
 from themis.target.target import Target
 from themis.text import counted, percent

@@ -40,7 +40,7 @@ from themis.retraining.frontier import SHARES, FrontierPoint, choose_point, meas
 from themis.retraining.grading import Loss, choose_loss, distances, name_loss
 from themis.retraining.material import Material, clean_outputs
 from themis.retraining.recipe import Recipe
-from themis.runs.weights import write_weights
+from themis.runs.store.tensors import write_weights
 from themis.target.ledger import Ledger, ledger_of, remember
 from themis.target.target import Target
 

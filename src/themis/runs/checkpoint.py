@@ -14,7 +14,7 @@ from themis.errors import StoreError
 from themis.reading import check_form
 from themis.runs.fault import MAX_TESTS
 from themis.runs.run import Seconds
-from themis.runs.store.validation import PROGRESS
+from themis.runs.store.schema import PROGRESS
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -27,17 +27,16 @@ from themis.measure.tests import Ints, Tests
 from themis.oracle import Oracle, choose_oracle
 from themis.perturb import Perturbation, choose_perturbation
 from themis.perturb.perturbation import is_same_code
-from themis.runs.display.boxes import answered_boxes, stored_boxes
+from themis.runs.display.fault import answered_boxes, stored_boxes
 from themis.runs.environment import describe_environment, describe_tested, list_changes, threads
 from themis.runs.fault import Fault, FaultInputs, Replay, RunHandle
-from themis.runs.named_code import names_code, perturbation_code
 from themis.runs.parts import read_split
 from themis.runs.run import Run
 from themis.runs.same import check_same_tests
 from themis.runs.source import Origin, recorded_origin
 from themis.runs.store.reader import Reader
 from themis.runs.store.tensors import Tensors
-from themis.runs.trust import Permission, Trusted, permit
+from themis.runs.trust import Permission, Trusted, names_code, permit, perturbation_code
 from themis.target.alignment import align_seeds, align_target, bound, coded
 from themis.target.blackbox import fresh_answers
 from themis.target.target import AnyTarget

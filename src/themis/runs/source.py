@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from themis.errors import UsageError, first_line, nearest
 from themis.options import option
 from themis.progress import step
-from themis.runs.named_code import CODE_OPTIONS, names_code, pickled_files
-from themis.runs.trust import Permission
+from themis.runs.trust import CODE_OPTIONS, Permission, names_code, pickled_files
 from themis.user_code import LOG, imported_anew, looked_up_in, working_in
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from themis.runs.checkpoint import read_progress
 from themis.runs.environment import as_plain_data, threads
 from themis.runs.run import Round, Run
 from themis.runs.source import Origin, recorded_origin
-from themis.runs.store.ownership import is_database
+from themis.runs.store.files import is_database
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import DATABASE
 from themis.runs.trust import Trusted, permit
@@ -139,7 +139,7 @@ def resume_suite(
             "pass target and data"
         )
     if suite is None:
-        from themis.runs.named_code import perturbation_code
+        from themis.runs.trust import perturbation_code
 
         permission.require(perturbation_code(record["perturbation"]))
         with nullcontext() if origin is None else origin.in_folder():

@@ -12,9 +12,8 @@ import numpy as np
 from themis.errors import UsageError
 from themis.judge.estimate import Estimate
 from themis.runs.diff.api import TESTS, diff_runs
-from themis.runs.diff.markdown import escape, table
-from themis.runs.diff.result import Diff, show_difference
-from themis.runs.diff.statistics import LEVEL
+from themis.runs.diff.result import Diff, escape, show_difference, table
+from themis.runs.diff.versions import LEVEL
 from themis.runs.replay import RunSource
 from themis.runs.trust import Trusted
 from themis.suites.folder import is_suite

@@ -29,10 +29,22 @@ from themis.reading import (
     whole,
 )
 from themis.runs.fault import MAX_TESTS
-from themis.runs.store.files import Lock, as_json, explained, is_locked, refuse_links, remove_leftovers, write_file
-from themis.runs.store.ownership import has_mark, list_folder, made_by, refuse_folder, was_signed
+from themis.runs.store.files import (
+    Lock,
+    as_json,
+    explained,
+    has_mark,
+    is_locked,
+    list_folder,
+    made_by,
+    refuse_folder,
+    refuse_links,
+    remove_leftovers,
+    was_signed,
+    write_file,
+)
 from themis.runs.store.reader import folders_with, name_folders
-from themis.runs.store.validation import HASH, MAX_JSON, damage_explained
+from themis.runs.store.schema import HASH, MAX_JSON, damage_explained
 from themis.runs.trust import TAG, KeyProblem, sign
 
 SUITE, LOCK, REPORT = "suite.json", "suite.lock", "report.html"

@@ -136,7 +136,7 @@ def train(arguments: Namespace) -> int:
     out = Path(arguments.out or f"{name}.pt")
     if out.suffix.lower() not in EXTENSIONS:
         raise UsageError(f"--out must have a known file extension, got {out}: {nearest(out.suffix, EXTENSIONS)}")
-    from themis.runs.store.ownership import check_free, fresh_file
+    from themis.runs.store.files import check_free, fresh_file
     from themis_lab.zoo.training import train as train_entry
 
     check_free(out, replaces=arguments.force)

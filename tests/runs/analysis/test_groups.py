@@ -10,8 +10,7 @@ from sklearn.metrics import adjusted_rand_score
 
 import themis
 from themis import UsageError, cli
-from themis.runs.analysis.groups import bins, find_groups, group, growth_chance, interval
-from themis.runs.analysis.latent_classes import CategoryTable, find_classes
+from themis.runs.analysis.groups import CategoryTable, bins, find_classes, find_groups, group, growth_chance, interval
 from themis.runs.faults import Faults
 from themis.runs.store.reader import Reader
 

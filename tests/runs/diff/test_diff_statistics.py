@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from themis.runs.diff.statistics import LEVEL, mcnemar, paired_rates
+from themis.runs.diff.versions import LEVEL, mcnemar, paired_rates
 
 
 @pytest.mark.parametrize(("one", "other"), [(0, 0), (1, 0), (3, 9), (10, 10), (2, 40), (0, 200)])

@@ -8,7 +8,7 @@ from averaging_nets import Mean, seeds
 import themis
 from themis.errors import DataError
 from themis.runs.diff.api import diff_runs
-from themis.runs.diff.markdown import code, escape, table
+from themis.runs.diff.result import code, escape, table
 
 
 def campaign(policy, out=None, data=None, **options):

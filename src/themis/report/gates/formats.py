@@ -38,8 +38,7 @@ def append_markdown(path: str | Path, text: str) -> None:
 
 def markdown(results: GateResults, report: str | Path | None = None) -> str:
     """The overall result, the gates, the key figures, the most telling faults and how to replay them."""
-    from themis.runs.diff.markdown import code, escape, table
-    from themis.runs.diff.result import describe_fault, replay_command
+    from themis.runs.diff.result import code, describe_fault, escape, replay_command, table
 
     mark = "❌" if results.has_failed else "✅" if results.has_limits else "▫️"
     gates = [
@@ -119,7 +118,7 @@ def write_junit(
 
     report: the report of the run, named in the output. suite: the name of the suite, by default the name of the run.
     """
-    from themis.runs.store.ownership import COMMENT, write_fresh
+    from themis.runs.store.files import COMMENT, write_fresh
 
     runs = list(results) if isinstance(results, Sequence) else [results]
     root = ElementTree.Element("testsuites")

@@ -9,7 +9,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from themis.runs.display.fault import describe_answer
-from themis.runs.outcomes import describe_change
+from themis.runs.fault import describe_change
 from themis.text import percent
 
 if TYPE_CHECKING:

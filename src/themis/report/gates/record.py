@@ -11,8 +11,8 @@ from themis.errors import StoreError
 from themis.reading import check_form, flag, items, number, optional, parse_json, read_regular, record, text, whole
 from themis.report.gates.gates import GateResults
 from themis.report.gates.suite import SuiteGateResults
-from themis.runs.store.ownership import made_by, write_fresh
-from themis.runs.store.validation import MAX_JSON
+from themis.runs.store.files import made_by, write_fresh
+from themis.runs.store.schema import MAX_JSON
 from themis.suites.result import SuiteRun
 
 FILE = "gates.json"

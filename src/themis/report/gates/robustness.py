@@ -19,7 +19,7 @@ from themis.errors import ThemisError, UsageError, nearest
 from themis.reading import parse_json, read_regular
 from themis.report.gates.limits import Gates
 from themis.report.gates.messages import describe_error, describe_failure, describe_replay, properties_of
-from themis.runs.store.ownership import NOTE, holds_only_run
+from themis.runs.store.files import NOTE, holds_only_run
 from themis.settings import Settings
 from themis.text import counted
 

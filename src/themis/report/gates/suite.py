@@ -76,7 +76,7 @@ class SuiteGateResults:
 
     def markdown(self, report: Path | None = None) -> str:
         """The overall result, one row per member and gate, and the key figures of the suite."""
-        from themis.runs.diff.markdown import code, escape, table
+        from themis.runs.diff.result import code, escape, table
         from themis.suites.result import COLUMNS, table_rows
 
         mark = "❌" if self.has_failed else "✅"

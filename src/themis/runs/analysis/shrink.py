@@ -19,8 +19,7 @@ from themis.runs.fault import Fault
 from themis.runs.faults import Faults
 from themis.runs.replay import Replayer, RunSource
 from themis.runs.run import Run
-from themis.runs.store.reader import Reader
-from themis.runs.store.selection import Selection
+from themis.runs.store.reader import Reader, Selection
 
 STEPS = 10
 """Steps of a bisection: to a thousandth of the way, where float32 and kernels still tell neighbours apart."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from shlex import quote
@@ -10,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from themis.judge.estimate import Estimate, show_interval
 from themis.runs.analysis.robustness import SHOWN
-from themis.runs.diff.markdown import code, escape, table
 from themis.runs.display.text import RANDOM, UNBROKEN
 from themis.runs.store.files import json_safe
-from themis.text import percent
+from themis.text import one_line, percent, printable
 
 if TYPE_CHECKING:
     from themis.runs.analysis.robustness import Robustness
@@ -316,3 +316,28 @@ def _ids(replayed: ReplayedFaults | None) -> dict[str, Any] | None:
     if replayed is None:
         return None
     return {name: value for name, value in vars(replayed).items() if name != "shown"}
+
+
+_SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&])")
+
+
+def escape(text: str) -> str:
+    """Text that renders as it is written, on one line."""
+    return _SPECIAL.sub(r"\\\1", printable(one_line(str(text))))
+
+
+def code(text: str) -> str:
+    """Text in a code span; a bar in it would end the cell of a table."""
+    plain = printable(one_line(str(text)))
+    ticks = "`" * (1 + max((len(run) for run in re.findall("`+", plain)), default=0))
+    space = " " if plain.startswith("`") or plain.endswith("`") else ""
+    return f"{ticks}{space}{plain}{space}{ticks}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
+    return [
+        f"| {' | '.join(map(escape, head))} |",
+        f"|{'---|' * len(head)}",
+        *(f"| {' | '.join(map(escape, row))} |" for row in rows),
+    ]

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from themis.compute import rng
 from themis.data.seeds import Seeds
 from themis.errors import DataError, UsageError
-from themis.judge.risk import fault_rate
+from themis.judge.estimate import Estimate
+from themis.judge.risk import fault_rate, mean_estimate, mean_p_value
 from themis.measure.tests import Bools, Floats, Ints
 from themis.runs.analysis.bench import Outcomes, TestBench, open_bench
 from themis.runs.diff.result import (
@@ -26,7 +28,6 @@ from themis.runs.diff.result import (
     show_p_value,
 )
 from themis.runs.diff.sides import Side, common_box
-from themis.runs.diff.statistics import paired_rates
 from themis.runs.estimates import N_PARTS
 from themis.runs.fault import Fault
 from themis.runs.faults import telling_score
@@ -378,3 +379,46 @@ def _by_seed(position: Ints, is_counted: Bools, n: int) -> Ints:
 
 def _ids(values: Any) -> tuple[int, ...]:
     return tuple(sorted(map(int, values)))
+
+
+Counts = NDArray[np.int64]
+LEVEL = 0.05
+"""A difference counts if chance alone would produce one at least as large less often than this."""
+
+
+def mcnemar(n_first: int, n_second: int) -> float:
+    """McNemar's exact test, two-sided: the probability of splitting the discordant pairs at least as unevenly."""
+    from scipy.special import bdtr
+
+    n = n_first + n_second
+    return 1.0 if n == 0 else float(min(1.0, 2 * bdtr(min(n_first, n_second), n, 0.5)))
+
+
+@dataclass(frozen=True)
+class PairedRates:
+    """Two rates over the same seeds, and their difference; the p value and the interval are those of one test."""
+
+    before: Estimate
+    after: Estimate
+    difference: Estimate
+    """After minus before."""
+    p_value: float
+
+
+def paired_rates(tests: Counts, before: Counts, after: Counts, comparisons: int = 1) -> PairedRates:
+    """The rates before and after, and the test of their difference, from tests and faults per seed of the same tests.
+
+    The difference is tested as the mean of the seeds' own differences, which lie in -1..1, with Gaffke's limits: tests
+    of one seed may be dependent. With one test per seed, this is McNemar's exact test. If no seed differs, the interval
+    is not empty: the share that differs may be as large as Clopper and Pearson's limit of 0 among n.
+
+    comparisons: how many differences are tested together. Their intervals hold together with 95% (Bonferroni), and p
+    values are multiplied by this number.
+    """
+    rate_before, rate_after = (mean_estimate(faults / tests) for faults in (before, after))
+    shares = (tests + after - before) / (2 * tests)  # (1 + difference) / 2
+    share = mean_estimate(shares, LEVEL / 2 / comparisons)
+    value = rate_after.value - rate_before.value
+    low, high = (2 * limit - 1 for limit in (share.low, share.high))
+    p_value = min(1.0, comparisons * mean_p_value(shares, 0.5))
+    return PairedRates(rate_before, rate_after, Estimate(value, min(value, low), max(value, high)), p_value)

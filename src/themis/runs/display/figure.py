@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from themis.errors import MissingExtraError, UsageError
-from themis.runs.display.clip import is_clip, side_by_side
-from themis.runs.display.signal import is_signal, plot_signals
+from themis.runs.display.fault import is_clip, is_signal, plot_signals, side_by_side
 from themis.text import percent
 
 if TYPE_CHECKING:
@@ -120,7 +119,7 @@ def _draw_boxes(axes: Any, boxes: Tensor, classes: Sequence[str] | None) -> None
     """Draw the answers of a detector, each with its class and score."""
     from matplotlib.patches import Rectangle
 
-    from themis.runs.display.boxes import colour_of
+    from themis.runs.display.fault import colour_of
 
     for left, top, right, bottom, score, number in boxes.tolist():
         if not all(map(math.isfinite, (left, top, right, bottom, number))):
@@ -137,8 +136,7 @@ def save_figure(figure: Any, file: str | Path | BinaryIO, *, dpi: int, format: s
     """Write a figure with the mark of Themis, completely or not at all; by default in the format of its suffix."""
     from io import BytesIO
 
-    from themis.runs.store.files import explained, write_file
-    from themis.runs.store.ownership import COMMENT, SOFTWARE
+    from themis.runs.store.files import COMMENT, SOFTWARE, explained, write_file
 
     suffix = "" if not isinstance(file, str | Path) else Path(file).suffix.lstrip(".").lower()
     kind, picture = format or suffix or "png", BytesIO()

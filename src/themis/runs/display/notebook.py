@@ -88,7 +88,7 @@ def _figure(fault: Fault, drawn: Sequence[Pixels]) -> str:
 
 
 def _strip(drawn: Iterable[Pixels]) -> str:
-    from themis.runs.display.png import data_uri
+    from themis.runs.display.fault import data_uri
 
     style = f"height:{SIDE}px;image-rendering:pixelated;margin-right:4px;display:inline"
     images = "".join(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from themis.errors import MissingExtraError, UsageError, nearest
-from themis.runs.store.ownership import fresh_file
+from themis.runs.store.files import fresh_file
 from themis.runs.store.schema import read_signature
 from themis.text import csv_cell
 

@@ -1,17 +1,39 @@
-"""The tables of `run.sqlite`. SQLite stores the comments inside the statements: `.schema` shows them."""
+"""What a run folder may contain: the tables of `run.sqlite`, and the form of every value that is read from the folder.
+
+SQLite stores the comments inside the statements: `.schema` shows them. A folder may have been damaged, edited or made
+by someone else: a `StoreError` names the file, the value and the remedy.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from themis.errors import StoreError
-from themis.runs.fault import COLUMNS, Column
+from themis.errors import StoreError, UsageError
+from themis.reading import (
+    Form,
+    anything,
+    check_form,
+    either,
+    flag,
+    items,
+    number,
+    one_of,
+    optional,
+    parse_json,
+    record,
+    text,
+    values_of,
+    whole,
+)
+from themis.runs.fault import COLUMNS, MAX_CHUNK, MAX_REAL, MAX_TESTS, PLAIN, Column
+from themis.settings import Settings
 
 DATABASE = "run.sqlite"
 PARTS = "parts.safetensors"
@@ -174,3 +196,425 @@ def read_signature(text: str) -> list[float]:
 def theta_column(name: str) -> str:
     """The quoted column name of a dimension of theta."""
     return '"theta_' + name.replace('"', '""') + '"'
+
+
+REMEDY = "restore the run folder from a copy"
+MAX_JSON = 16 << 20
+"""Bytes of a JSON file in a run folder."""
+STATE_FILE = r"\d{9,}-\d{6,}(-([0-9a-f]{8}|[0-9a-f]{16}))?\.safetensors"
+NAME = text(1000)
+SHARE = number(0, 1)
+COUNT = whole(0, MAX_TESTS * 100)
+TESTS = whole(0, MAX_TESTS)
+HASH = text(200)
+REASONS = ("coverage", "found", "tests", "passes", "seconds", "plateau", "user", "error")
+
+
+@contextmanager
+def damage_explained(path: Path) -> Iterator[None]:
+    """Turn the ValueError of a check into an error that names the file and the remedy."""
+    try:
+        yield
+    except ValueError as error:
+        if isinstance(error, UsageError):
+            raise
+        raise StoreError(f"{path} is damaged: {error}; {REMEDY}") from error
+
+
+def parse_record(rows: Sequence[tuple[Any, Any]], path: Path) -> dict[str, Any]:
+    """The record of a run from the rows of its table `run`."""
+    values: dict[str, Any] = {}
+    for name, value in rows:
+        with damage_explained(path):
+            check_form(name, NAME, "a name in the table run")
+            check_form(value, text(MAX_JSON), f"the value of {name!r} in the table run")
+        try:
+            values[name] = parse_json(value)
+        except ValueError as error:
+            raise StoreError(f"{path} is damaged: {name!r} in the table run must be JSON, {error}; {REMEDY}") from error
+    with damage_explained(path):
+        check_form(values, RECORD, "the table run")
+        if "start" in values:
+            _check_layers(values["start"])
+    return values
+
+
+def _settings(value: Any, place: str) -> None:
+    """The settings of a campaign: the rules are those of `Settings`."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{place} must be an object with names and values")
+    known = {field.name: str(field.type) for field in fields(Settings)}
+    for name, setting in value.items():
+        if name not in known:
+            raise ValueError(f"{place}.{name} must be a setting that this version of Themis has")
+        if not known[name].startswith(("int", "float", "list")):
+            (optional(NAME) if known[name].endswith("None") else NAME)(setting, f"{place}.{name}")
+    for name in ("magnitude", "max_seeds", "min_ssim", "random_seed", "split", "split_seed", "uniform_share"):
+        if name not in value:
+            raise ValueError(f"{place} must have {name!r}, which is missing")
+    try:
+        Settings.recorded(value)
+    except (UsageError, TypeError, OverflowError) as error:
+        raise ValueError(f"{place}: {error}") from error
+
+
+def _theta(value: Any, place: str) -> None:
+    """A dimension of theta."""
+    record(
+        {
+            **dict.fromkeys(("low", "high", "identity"), number()),
+            **dict.fromkeys(("name", "unit"), NAME),
+            "limits": items(optional(number()), 2),
+        },
+        is_closed=True,
+    )(value, place)
+    if not value["name"].isidentifier():
+        raise ValueError(f"{place}.name must be letters, digits and _, got {value['name'][:60]!r}")
+    if not value["low"] <= value["identity"] <= value["high"] or value["low"] == value["high"]:
+        raise ValueError(f"{place} must have low <= identity <= high and low < high")
+
+
+def _thetas(value: Any, place: str) -> None:
+    items(_theta)(value, place)
+    names = [theta["name"].casefold() for theta in value]
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"{place} must be one or more dimensions with distinct names")
+
+
+def _bounds(value: Any, place: str) -> None:
+    items(number(), 2)(value, place)
+    if not value[0] < value[1]:
+        raise ValueError(f"{place} must be two ascending numbers, got {value}")
+
+
+def _check_layers(start: dict[str, Any]) -> None:
+    stop = 0
+    for k, layer in enumerate(start["layers"]):
+        if layer["start"] != stop:
+            raise ValueError(f"start.layers[{k}].start must be {stop}, got {layer['start']}")
+        stop += layer["n_neurons"]
+    if stop != start["n_neurons"]:
+        raise ValueError(f"start.n_neurons must be {stop}, the sum over its layers, got {start['n_neurons']}")
+    names = [layer["name"] for layer in start["layers"]]
+    if len(set(names)) < len(names):
+        raise ValueError("start.layers must have distinct names")
+
+
+LAYER = record(
+    {
+        "name": NAME,
+        "shape": items(whole(0, 1 << 40)),
+        "start": whole(),
+        "n_neurons": whole(0, 1 << 40),
+        "channel_axis": optional(whole(None)),
+    },
+    is_closed=True,
+)
+CRITERION = record({"name": NAME, "is_share": flag})
+START = record(
+    {
+        "bounds": _bounds,
+        "perturbation": NAME,
+        "layers": items(LAYER),
+        "n_neurons": whole(),
+        "n_seeds": whole(),
+        "n_usable": whole(),
+        "clean_accuracy": optional(SHARE),
+        "clean_error": optional(number()),
+        "clean_iou": optional(number()),
+        "chunk": whole(1, MAX_CHUNK),
+        "n_kept": whole(),
+        "device": NAME,
+        "gives_probabilities": flag,
+        "oracle": NAME,
+        "oracle_asked": NAME,
+        "fault": text(),
+    },
+    {
+        "tests_before": TESTS,
+        "criterion": optional(CRITERION),
+        "classes": optional(items(NAME)),
+        "entry": optional(text()),
+        "perturbed": optional(text()),
+        "clean_map": optional(SHARE),
+        "slight": optional(text()),
+        **dict.fromkeys(("left_out", "constant"), optional(text())),
+    },
+    is_closed=True,
+)
+ORIGIN = record(
+    {"bounds": _bounds},
+    {
+        **dict.fromkeys(("model", "data"), text()),
+        **dict.fromkeys(("weights", "train", "features", "device", "folder", "zoo"), optional(text())),
+        **dict.fromkeys(("output", "perturbed", "autocast"), optional(text())),
+        **dict.fromkeys(("rivals", "classes", "layers", "trust"), optional(items(text()))),
+        **dict.fromkeys(("mean", "std"), optional(items(number()))),
+        "label_order": optional(items(whole())),
+        "channels": one_of("auto", "first", "last"),
+        "neurons": one_of("element", "channel"),
+        "oracle": text(),
+    },
+)
+SCALAR = either(optional(text()), flag, number())
+ENVIRONMENT = record(
+    {"threads": whole(1, 4096), "model_sha256": HASH, "data_sha256": HASH},
+    {"weights_sha256": optional(HASH), "deterministic": flag, "compiled_fold": flag, "mkl_cbwr": optional(text())},
+)
+
+VALUES = optional(items(SCALAR))
+CODING = record(
+    {
+        "library": one_of("pandas", "polars"),
+        "columns": items(
+            record(
+                {
+                    "name": text(),
+                    "type": text(100, r"\w[\w\[\]]*", "a type of a column"),
+                    "values": VALUES,
+                    "categories": VALUES,
+                    "is_ordered": flag,
+                    "missing": optional(whole()),
+                    "has_none": flag,
+                },
+                is_closed=True,
+            )
+        ),
+    },
+    is_closed=True,
+)
+
+
+def _environment(value: Any, place: str) -> None:
+    ENVIRONMENT(value, place)
+    values_of(SCALAR)(value, place)
+
+
+def _rows(value: Any, place: str) -> None:
+    """A table of numbers."""
+    items(items(number()))(value, place)
+    if len({len(row) for row in value}) != 1:
+        raise ValueError(f"{place} must have rows of one length")
+
+
+RECORD = record(
+    {
+        "settings": _settings,
+        "origin": optional(ORIGIN),
+        "perturbation": NAME,
+        "perturbation_code": text(),
+        "theta": _thetas,
+        "environment": _environment,
+        "train_sha256": optional(HASH),
+        "criterion_sha256": optional(HASH),
+        "rivals_sha256": items(HASH),
+    },
+    {
+        "start": START,
+        "samples": record({"outputs": _rows, "inputs": optional(_rows)}),
+        "tag": optional(HASH),
+        "failed": optional(text(1 << 20)),
+        "parts": optional(record({"search": whole(), "train": whole(), "judge": whole(), "sha256": HASH})),
+        "features_sha256": HASH,
+        "feature_names": items(text()),
+        "feature_axes": values_of(items(number())),
+        "coding": CODING,
+    },
+)
+"""The table `run`, by name. `samples` and `start` are added once the clean inputs have been run, and `failed` if the
+campaign fails."""
+
+ESTIMATE = record(dict.fromkeys(("value", "low", "high"), number()), is_closed=True)
+SECONDS = record(dict.fromkeys(("measure", "judge", "search", "total"), number(0)), is_closed=True)
+KINDS = values_of(record({"tests": TESTS, "faults": TESTS}, is_closed=True))
+NORMALITY = record(
+    {
+        **dict.fromkeys(
+            (
+                "skewness_signed",
+                "kurtosis_signed",
+                "skewness_absolute",
+                "kurtosis_absolute",
+                "compatible_signed",
+                "compatible_absolute",
+            ),
+            number(),
+        ),
+        "n_neurons": whole(),
+        "n_unmoved": whole(),
+        "verdict": text(),
+        "sentence": text(),
+    },
+    is_closed=True,
+)
+FORECAST = {
+    **dict.fromkeys(("residual_risk_uniform", "reachable_faults", "reachable_seeds"), optional(ESTIMATE)),
+    "recall": optional(SHARE),
+    "forecast_faults_tests": optional(whole()),
+}
+"""Figures of a summary that earlier versions did not have."""
+STRENGTH_PART = record({"low": SHARE, "high": SHARE, "tests": TESTS, "correct": ESTIMATE}, is_closed=True)
+CLASS_RATE = record({"number": whole(), "seeds": COUNT, "tests": TESTS, "fault_rate": ESTIMATE}, is_closed=True)
+REQUESTS = record(dict.fromkeys(("inputs", "calls", "repeated", "cached"), COUNT), is_closed=True)
+SUMMARY = record(
+    {
+        "stop": text(1 << 20),
+        "stop_reason": one_of(*REASONS),
+        "coverage": SHARE,
+        "coverage_all": SHARE,
+        "coverage_uniform": optional(SHARE),
+        "coverage_interval": optional(ESTIMATE),
+        "coverage_by_layer": values_of(optional(SHARE)),
+        "design_effect": optional(number()),
+        "forecast_tests": optional(whole(0)),
+        **dict.fromkeys(("tests", "dropped_tests", "faults", "distinct_faults", "failing_seeds"), TESTS),
+        "passes": COUNT,
+        "rounds": TESTS,
+        "seeds": whole(),
+        "seeds_given": whole(),
+        "clean_accuracy": optional(SHARE),
+        "clean_error": optional(number()),
+        "clean_iou": optional(number()),
+        "oracle": NAME,
+        "neurons": whole(),
+        "neurons_dead": whole(),
+        "neurons_unseen": whole(),
+        "fault_rate": optional(ESTIMATE),
+        "residual_risk": optional(ESTIMATE),
+        "normality": optional(NORMALITY),
+        "kinds": KINDS,
+        "criterion": optional(
+            record({"name": NAME, "is_share": flag, "score": optional(number()), "raised": TESTS}),
+        ),
+        "policy": record({"name": NAME}),
+        "seconds": SECONDS,
+        "perturbation": NAME,
+        "random_seed": whole(),
+        "version": NAME,
+    },
+    {
+        "near_ties": TESTS,
+        "requests": optional(REQUESTS),
+        "correct_by_strength": items(STRENGTH_PART),
+        "by_class": items(CLASS_RATE),
+        "fault": text(),
+        **dict.fromkeys(("left_out", "constant"), optional(text())),
+        **FORECAST,
+    },
+)
+"""The file summary.json."""
+
+ROUND: dict[str, Form] = {
+    "number": whole(1, MAX_TESTS),
+    **dict.fromkeys(("tests", "dropped"), TESTS),
+    "passes": COUNT,
+    **dict.fromkeys(("faults", "distinct_faults", "failing_seeds"), TESTS),
+    "seconds": number(0),
+    "coverage": SHARE,
+    "coverage_all": SHARE,
+    "coverage_by_layer": text(MAX_JSON),
+    **dict.fromkeys(("neurons", "neurons_dead", "neurons_unseen"), whole()),
+    "judged_tests": TESTS,
+    "forecast_tests": optional(whole()),
+    "criterion_score": optional(number()),
+    "estimates": optional(text(MAX_JSON)),
+}
+"""The columns of the table `rounds`, in order."""
+ESTIMATES = record(
+    {},
+    {
+        **dict.fromkeys(("residual_risk", "reachable_faults", "reachable_seeds"), optional(ESTIMATE)),
+        "recall": optional(SHARE),
+        "forecast_faults_tests": optional(whole()),
+    },
+    is_closed=True,
+)
+"""The estimates of a round, which are stored as JSON."""
+CHECKPOINT: dict[str, Form] = {
+    "tests": TESTS,
+    "rounds": TESTS,
+    "file": text(100, STATE_FILE, "the name of a file such as 000000320-000002.safetensors"),
+}
+"""The columns of the table `checkpoint`, except its key."""
+PROGRESS = record(
+    {
+        "chunk": whole(1, MAX_CHUNK),
+        "passes": COUNT,
+        "seconds": SECONDS,
+        "tally": record(
+            {
+                "counts": record(dict.fromkeys(("tests", "dropped", "faults", "uniform_tests", "raised"), TESTS)),
+                "kinds": KINDS,
+            }
+        ),
+        "moments": anything,
+    }
+)
+"""The plain values of a checkpoint that its readers use."""
+
+
+def check_row(row: Sequence[Any], forms: Mapping[str, Form], table: str, path: Path) -> None:
+    """Raise an error if a row does not have the form of its columns."""
+    with damage_explained(path):
+        for (name, form), value in zip(forms.items(), row, strict=True):
+            form(value, f"{table}.{name}")
+
+
+def fault_conditions(theta: Sequence[Mapping[str, Any]], n_layers: int) -> dict[str, str]:
+    """For each column of a fault, the SQL condition that a valid value meets.
+
+    SQLite orders numbers before texts and blobs: a range excludes these, and in a column of numbers whole ones too.
+    """
+    # The numbers of up to 30 layers fit a float, however few commas there are.
+    short = "AND NOT signature GLOB '*[0-9][0-9][0-9][0-9][0-9][0-9]*'" if n_layers > 30 else ""
+    conditions = {column.name: _condition(column) for column in PLAIN}
+    conditions["position"] = conditions.pop("position") + " AND position < chunk"  # after the chunk itself
+    conditions["perturbation"] = "perturbation = :perturbation"
+    conditions["signature"] = (
+        f"typeof(signature) = 'text' AND length(signature) <= {8 * n_layers + 2} "
+        f"AND NOT signature GLOB '?*[^]0-9, ]*' {short} "
+        f"AND CASE WHEN json_valid(signature) THEN json_array_length(signature) = {n_layers} ELSE 0 END"
+    )
+    conditions["tensors"] = (
+        "tensors IS NULL OR (typeof(tensors) = 'text' AND length(tensors) BETWEEN 18 AND 30 "
+        "AND tensors GLOB '*.safetensors' AND NOT substr(tensors, 1, length(tensors) - 12) GLOB '*[^0-9]*')"
+    )
+    for dimension in theta:
+        low, high = float(dimension["low"]), float(dimension["high"])
+        slack = 1e-3 * (high - low)
+        ends = max(low - slack, -MAX_REAL), min(high + slack, MAX_REAL)
+        conditions[f"theta_{dimension['name']}"] = _between(theta_column(dimension["name"]), *ends)
+    return conditions
+
+
+def _condition(column: Column) -> str:
+    """The condition that a value of a column meets."""
+    name, low, high = column.name, column.low, column.high
+    if column.type == "bool":
+        condition = f"typeof({name}) = 'integer' AND {name} IN (0, 1)"
+    elif column.values:
+        condition = f"{name} IN ({', '.join(map(repr, column.values))})"
+    elif column.type == "str":
+        condition = f"typeof({name}) = 'text' AND length({name}) <= 100"
+    elif column.type == "int":
+        condition = f"typeof({name}) = 'integer' AND {name} BETWEEN {max(low, -(2**63))} AND {min(high, 2**63 - 1)}"
+    else:
+        condition = _between(name, low, high)
+    return condition if column.missing is None else f"({name} IS NULL OR {condition})"
+
+
+def _between(name: str, low: float, high: float) -> str:
+    low_text, high_text = (repr(end).replace("inf", "9e999") for end in (low, high))
+    return f"{name} BETWEEN {low_text} AND {high_text}"
+
+
+def find_invalid_fault(
+    execute: Callable[..., sqlite3.Cursor], values: dict[str, Any], n_layers: int
+) -> tuple[Any, str] | None:
+    """The id and the column of a row of the table `faults` with an invalid value; None if all rows are valid."""
+    conditions = fault_conditions(values["theta"], n_layers)
+    invalid = {name: f"({condition}) IS NOT TRUE" for name, condition in conditions.items()}
+    columns = " ".join(f"WHEN {condition} THEN '{name}'" for name, condition in invalid.items())
+    query = f"SELECT id, CASE {columns} END FROM faults WHERE {' OR '.join(invalid.values())} LIMIT 1"
+    found: tuple[Any, str] | None = execute(query, {"perturbation": values["perturbation"]}).fetchone()
+    return found

@@ -26,24 +26,27 @@ from themis.measure.chunk import is_out_of_memory
 from themis.measure.tests import Bools, Ints
 from themis.runs.fault import COLUMNS
 from themis.runs.faults import Array
-from themis.runs.named_code import recorded_code
 from themis.runs.run import ESTIMATES, Round
 from themis.runs.store import schema
 from themis.runs.store.files import (
+    LOCK,
+    RUN_FILES,
+    RUN_FOLDERS,
+    SIDECARS,
     Lock,
     as_json,
+    check_run_folder,
     explained,
+    is_database,
     refuse_links,
     remove_leftovers,
     replacement,
     sync,
     write_file,
 )
-from themis.runs.store.ownership import LOCK, RUN_FILES, RUN_FOLDERS, SIDECARS, check_run_folder, is_database
-from themis.runs.store.schema import DATABASE, PARTS
+from themis.runs.store.schema import DATABASE, PARTS, STATE_FILE
 from themis.runs.store.tensors import AT_ONCE_BYTES, NewTensors, TensorStore, checksum, content_of, file_name
-from themis.runs.store.validation import STATE_FILE
-from themis.runs.trust import TAG, KeyProblem, sign
+from themis.runs.trust import TAG, KeyProblem, recorded_code, sign
 
 SHARE = 1 / 100
 """Share of a campaign's time that writing faults may take; checkpoints may take half as much."""

@@ -15,7 +15,7 @@ from torch import nn
 from themis import BlackBox, DataError, ModelError, StoreError, Target, UsageError
 from themis.data.seeds import from_arrays
 from themis.runs.source import Origin
-from themis.runs.weights import write_weights
+from themis.runs.store.tensors import write_weights
 from themis.target.ledger import Ledger, read_ledger, read_metadata
 from themis.target.loaders import load_weights
 from themis_lab.zoo import lenet5
@@ -152,7 +152,7 @@ def test_a_writer_that_is_killed_leaves_the_old_weights(tmp_path):
     before = path.read_bytes()
     text = (
         "import os, sys; from pathlib import Path; import numpy as np; from torch import nn\n"
-        "from themis.runs.weights import write_weights; from themis.target.ledger import Ledger\n"
+        "from themis.runs.store.tensors import write_weights; from themis.target.ledger import Ledger\n"
         "os.replace = lambda *names: os.kill(os.getpid(), 9)\n"
         "write_weights(Path(sys.argv[1]), nn.Linear(2, 2), Ledger(), {})"
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from themis.runs.outcomes import describe_change, name_outcome, show_outcome
+from themis.runs.fault import describe_change, name_outcome, show_outcome
 
 PETS = ("cat", "dog", "owl")
 OUTCOMES = {

@@ -7,8 +7,7 @@ from blobs import CLASSES, BlobDetector, blobs
 import themis
 from themis.cli import main
 from themis.report.view import read_view
-from themis.runs.display.boxes import answered_boxes, with_boxes
-from themis.runs.display.fault import answers, pictures
+from themis.runs.display.fault import answered_boxes, answers, pictures, with_boxes
 from themis.runs.display.figure import draw_faults
 
 
