@@ -84,3 +84,13 @@ def trained(tmp_path_factory):
     os.environ["THEMIS_CACHE"] = str(tmp_path_factory.getbasetemp().parent / "themis-cache")
     train, held_out = split(read_digits())
     return trained_lenet5(train, held_out, lambda text: None), held_out
+
+
+@pytest.fixture(scope="module")
+def few_held_out_tests():
+    """Let trainings measure a tenth of the usual tests at every epoch and share: enough for all but their results."""
+    from themis.retraining import batches
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batches, "MAX_TESTS", 200)
+        yield
