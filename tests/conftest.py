@@ -15,6 +15,7 @@ import signal
 import tempfile
 
 import hypothesis
+import kernels  # noqa: F401  (before any module with GPU kernels, which Triton's interpreter runs on the CPU)
 import numpy as np
 import pytest
 import torch

@@ -14,8 +14,6 @@ from themis.measure import calculator as calculator_module
 from themis.measure import captured as captured_module
 from themis.measure import graphs as graphs_module
 from themis.measure.captured import capturing
-from themis.measure.kernels_cuda import ChunkFolder, can_fold, slopes
-from themis.target.activations import Layer
 from themis_lab.zoo import lenet5
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -36,47 +34,6 @@ def net():
 @pytest.fixture
 def inputs():
     return torch.rand(300, 1, 28, 28, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.mark.parametrize("n", [1, 255, 256, 70_001])
-@pytest.mark.parametrize(("chunk", "n_tests"), [(1, 1), (64, 50), (256, 256)])
-def test_the_kernels_agree_with_torch(n, chunk, n_tests):
-    device = CUDA
-    assert can_fold(device)
-    layers = (Layer("first", (n,), 0, n, None), Layer("second", (7,), n, 7, None))
-    activations, clean = torch.randn(chunk, n + 7, device=device), torch.randn(30, n + 7, device=device)
-    rows, shift = torch.randint(0, 30, (chunk,), device=device), torch.rand(n + 7, device=device)
-    positions = torch.unique(torch.randint(0, n, (300,), device=device))
-    panel = {"first": positions, "second": torch.tensor([1, 6], device=device)}
-    folder, totals = ChunkFolder(layers, chunk, panel, device), torch.zeros(2, 2, n + 7, device=device).double()
-    first, second = (torch.tensor([half], device=device) for half in (0, 1))
-    for layer in layers:
-        part = slice(layer.start, layer.stop)
-        rest = (rows, shift[part], torch.tensor([n_tests], device=device))
-        folder.fold(layer.name, activations[:, part].contiguous(), clean[:, part].contiguous(), *rest)
-    for _ in range(3):
-        by_layer, differences = folder.finish(second, second, totals)
-    folder.finish(first, first, totals)  # is not counted
-    difference = (activations - clean[rows])[:n_tests]
-    sensitivity = difference.abs().double()
-    deviation = sensitivity - shift
-    expected = torch.stack([deviation.sum(0), deviation.square().sum(0)])
-    torch.testing.assert_close(totals[1], 3 * expected, rtol=1e-4, atol=3e-3)
-    assert not totals[0].any()
-    by_part = torch.stack([sensitivity[:, :n].sum(1), sensitivity[:, n:].sum(1)], 1)
-    torch.testing.assert_close(by_layer[:n_tests].double(), by_part, rtol=1e-4, atol=1e-3)
-    watched = torch.cat([positions, torch.tensor([n + 1, n + 6], device=device)])
-    assert torch.equal(differences[:n_tests], difference[:, watched])
-
-
-@pytest.mark.parametrize("n", [1, 1024, 3000])
-def test_slopes_are_those_of_autograd(n):
-    device = CUDA
-    activations, clean = torch.randn(5, n, device=device, requires_grad=True), torch.randn(9, n, device=device)
-    rows, weight = torch.randint(0, 9, (5,), device=device), torch.rand(n, device=device)
-    by_test = torch.tensor([1.0, 0.0, 2.0, 1.0, 0.0], device=device)
-    ((activations - clean[rows]).abs() * weight * by_test[:, None]).sum().backward()
-    torch.testing.assert_close(slopes(activations.detach(), clean, rows, weight, by_test), activations.grad)
 
 
 @pytest.mark.parametrize("neurons", ["element", "channel"])

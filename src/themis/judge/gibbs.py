@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from themis.compute.gpu import device_of
 from themis.judge import kernels_cuda
 from themis.judge.diagnostics import CHAINS, join, judge_by_chains, summarise, summarise_sums
 from themis.judge.diagnostics import ess as effective_draws
@@ -57,7 +58,7 @@ def gibbs(moments: Moments, *, draws: int = PAPER_DRAWS, random_seed: int = 0) -
             return summarise(_chains(n, n_draws, _stream(random_seed, block, n.device)))
 
         if kernels_cuda.can_draw(n.device):
-            with torch.cuda.device(n.device):
+            with device_of(n):
                 return _sample_in_kernels(n, n_draws, random_seed)
         if n.device.type != "cpu":
             blocks = torch.split(n, max(1, min(GPU_BLOCK, GPU_BLOCK_DRAWS // draws)))

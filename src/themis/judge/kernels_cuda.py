@@ -10,11 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-try:
-    import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
-except Exception:  # not installed, or not usable on this machine
-    triton = None
+from themis.compute.gpu import device_of, tl, triton, works_on
 
 CHAIN_NEURONS, CHAIN_WARPS = 128, 1
 """Neurons of a program of `draw_chains`, and its warps: one warp needs no synchronisation to agree on a redraw."""
@@ -220,11 +216,10 @@ def sum_halves(draws: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 @cache
 def can_draw(device: torch.device) -> bool:
     """Whether the kernels compile on `device` and agree with torch there."""
-    if triton is None or device.type != "cuda":
-        return False
-    try:
-        with torch.cuda.device(device):
-            counts = torch.full((PADDING,), 10.0, device=device)
+
+    def check() -> bool:
+        counts = torch.full((PADDING,), 10.0, device=device)
+        with device_of(counts):
             starts, number = torch.ones(4, device=device), torch.ones(1, dtype=torch.int64, device=device)
             draws = draw_chains(counts, starts, number, number, 10, 200)
             sums, products = sum_halves(draws, counts)
@@ -239,5 +234,5 @@ def can_draw(device: torch.device) -> bool:
             and bool((sums[2::2].sum((1, 2)) / draws.numel()).abs().max() < 0.05)
             and bool((sums[3::2].sum((1, 2)) / draws.numel() - 1).abs().max() < 0.1)
         )
-    except Exception:  # for whatever reason it cannot be compiled: torch draws and sums as well, more slowly
-        return False
+
+    return works_on(device, check)

@@ -11,13 +11,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from themis.compute.gpu import tl, triton, works_on
 from themis.target.activations import Layer
-
-try:
-    import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
-except Exception:  # not installed, or not usable on this machine
-    triton = None
 
 NEURONS, TESTS = 512, 4
 """Neurons of a program of `_fold`, and tests that it loads at a time."""
@@ -235,9 +230,8 @@ def _divide(n_neurons: int, chunk: int) -> tuple[int, int, int]:
 @cache
 def can_fold(device: torch.device) -> bool:
     """Whether the kernels compile on `device` and agree with torch there."""
-    if triton is None or device.type != "cuda":
-        return False
-    try:
+
+    def check() -> bool:
         generator = torch.Generator(device).manual_seed(0)
         layers = (Layer("first", (300,), 0, 300, None), Layer("second", (10,), 300, 10, None))
         panel = {"first": torch.tensor([2, 299], device=device), "second": torch.tensor([4], device=device)}
@@ -270,5 +264,5 @@ def can_fold(device: torch.device) -> bool:
             and torch.allclose(by_layer[:n_tests], by_part, rtol=1e-4)
             and torch.equal(differences[:n_tests], expected[:, [2, 299, 304]])
         )
-    except Exception:  # for whatever reason it cannot be compiled: torch gives the same sums, more slowly
-        return False
+
+    return works_on(device, check)

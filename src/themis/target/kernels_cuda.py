@@ -8,11 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-try:
-    import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
-except Exception:  # not installed, or not usable on this machine
-    triton = None
+from themis.compute.gpu import tl, triton, works_on
 
 LARGE, SMALL = (4, 256), (16, 64)
 """Channels of a program, and values of each that it loads at a time; the second for channels of up to 128 values."""
@@ -68,10 +64,9 @@ def channel_means(values: Tensor) -> Tensor:
 @cache
 def _can_average(device: torch.device) -> bool:
     """Whether the kernel compiles on `device` and agrees with torch there."""
-    if triton is None or device.type != "cuda":
-        return False
-    try:
+
+    def check() -> bool:
         samples = [torch.rand(5, 3, size, device=device) for size in (1, 49, 300)]
         return all(torch.allclose(_means_by_kernel(values), values.mean(2)) for values in samples)
-    except Exception:  # for whatever reason it cannot be compiled: torch gives the same means, more slowly
-        return False
+
+    return works_on(device, check)

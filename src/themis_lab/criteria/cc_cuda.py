@@ -11,14 +11,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from themis.compute.gpu import tl, triton, works_on
 from themis.criteria.readings import LayerSpan
-from themis_lab.criteria.kernels_cuda import works_on
-
-try:
-    import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
-except Exception:  # not installed, or not usable on this machine
-    triton = None
 
 MOST_TESTS = 1024
 """Tests of a call at most."""

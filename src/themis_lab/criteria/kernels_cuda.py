@@ -6,21 +6,16 @@ is not available, or a kernel cannot be compiled, the criteria compute the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from themis.compute.gpu import device_of, tl, triton, works_on
 from themis.criteria.readings import Layout
 from themis.judge.coverage import UNSEEN_TESTS
-
-try:
-    import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
-except Exception:  # not installed, or not usable on this machine
-    triton = None
 
 CROSS_NEURONS, CROSS_TESTS = 128, 8
 """Neurons of a program of `cross`, and tests that it compares at a time."""
@@ -42,16 +37,6 @@ NO_KEY = -(1 << 63)
 """The sort key of a missing value."""
 CONVERGE_FEW_NEURONS = 1 << 15
 """Up to this many neurons, programs of `converge` take half as many each, so that they occupy the whole GPU."""
-
-
-def works_on(device: torch.device, check: Callable[[], bool]) -> bool:
-    """Whether a kernel compiles on `device` and `check` passes."""
-    if triton is None or device.type != "cuda":
-        return False
-    try:
-        return check()
-    except Exception:  # for whatever reason it cannot be compiled: torch gives the same results, more slowly
-        return False
 
 
 # Values that cross their neurons' bounds (NC, NBC, SNAC)
@@ -117,7 +102,7 @@ def cross(values: Tensor, low: Tensor | None, high: Tensor, covered: Tensor, inc
     """
     n_tests, n = values.shape
     raised = torch.zeros(n_tests, dtype=torch.bool, device=values.device)
-    with torch.cuda.device(values.device):
+    with device_of(values):
         _cross_kernel[(-(-n // CROSS_NEURONS),)](
             values, high if low is None else low, high, covered.view(torch.uint8), raised.view(torch.uint8), n_tests, n,
             has_low=low is not None, n_sides=len(covered), includes_bound=includes_bound,
@@ -172,7 +157,7 @@ def scale_rows(values: Tensor, out: Tensor) -> Tensor:
 
     `values` is float32 and contiguous, and so is each row of `out`.
     """
-    with torch.cuda.device(values.device):
+    with device_of(values):
         _scale_kernel[(len(values),)](values, out, values.shape[1], out.stride(0), size=SCALE_VALUES, num_warps=8)
     return out
 
@@ -263,7 +248,7 @@ def cover_sections(
     n_programs = -(-n // SECTION_NEURONS)
     raised = torch.zeros(n_tests, dtype=torch.int8, device=values.device)
     counts = torch.zeros(n_programs, dtype=torch.int32, device=values.device)
-    with torch.cuda.device(values.device):
+    with device_of(values):
         _sections_kernel[(n_programs,)](
             values, low, high, width, bits, raised, counts, n_tests, n, bits.shape[1], float(k),
             is_ceil=is_ceil, is_clamped=is_clamped, size=SECTION_NEURONS, num_warps=SECTION_NEURONS // 32, num_stages=1,
@@ -356,7 +341,7 @@ def top_neurons(values: Tensor, layout: Layout, k: int) -> tuple[Tensor, Tensor]
     peaks = torch.empty(n_tests, n_blocks, device=values.device)
     broken = torch.zeros(n_tests, n_layers, dtype=torch.bool, device=values.device)
     top = torch.empty(n_tests, n_layers, k, dtype=torch.int32, device=values.device)
-    with torch.cuda.device(values.device):
+    with device_of(values):
         _peaks_kernel[(len(layers), n_tests)](
             values, layers, offsets, starts, widths, firsts, peaks, broken.view(torch.uint8), n, n_layers, n_blocks,
             size=size, blocks=tile // size, num_warps=4,
@@ -440,7 +425,7 @@ def hash_patterns(top: Tensor, factor: int) -> Tensor:
     """Sums `[tests, layers]` of the hashes of `top [tests, layers, ranks]`, contiguous int64; see `topk.sum_hashes`."""
     n_tests, n_layers, k = top.shape
     out = torch.empty(n_tests, n_layers, dtype=torch.int64, device=top.device)
-    with torch.cuda.device(top.device):
+    with device_of(top):
         _hash_kernel[(-(-out.numel() // HASH_ROWS),)](
             top, out, out.numel(), n_layers, k, factor, rows=HASH_ROWS, ranks=triton.next_power_of_2(k), num_warps=4
         )
@@ -536,7 +521,7 @@ def converge(
     totals = torch.empty(n_programs, n_tests, dtype=torch.int32, device=values.device)
     numbers = (state[name] for name in ("shift", "clean", "sums", "squares"))
     flags = (state[name].view(torch.int8) for name in ("moved", "varied"))
-    with torch.cuda.device(values.device):
+    with device_of(values):
         _converge_kernel[(n_programs,)](
             values, clean, torch.arange(n_tests, device=values.device) if rows is None else rows.contiguous(), counts,
             counts.double().reciprocal(), limits, *numbers, *flags, totals, n_tests, n, UNSEEN_TESTS,

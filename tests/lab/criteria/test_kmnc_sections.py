@@ -5,9 +5,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kernels import DEVICE, HAS_GPU, needs_triton
 
 from themis.compute.native import library
-from themis_lab.criteria import covering
+from themis_lab.criteria import covering, kernels_cuda
 from themis_lab.criteria.kmnc import Sections, cover_sections, cover_sections_in_torch, n_words, no_bits
 
 RULES = {"int": (False, True), "ceil": (True, True), "lost": (False, False)}
@@ -165,22 +166,25 @@ def test_a_row_is_as_long_as_necessary():
     assert no_bits(3, 1000, torch.device("cpu")).nbytes == 3 * 128
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_triton
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (127, 32), (129, 33), (5000, 1000)])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (127, 32), (129, 33), (5000 if HAS_GPU else 600, 1000)])
 def test_the_kernel_agrees_with_torch(rule, n, k):
-    from themis_lab.criteria import kernels_cuda
-
     low, high, values = example(37, n, k)
-    sections = made(low, high, k, rule)
-    there = Sections(*(each.cuda() for each in (sections.low, sections.high, sections.width)), k, *RULES[rule])
-    bits, on_gpu, plain = no_bits(n, k, low.device), no_bits(n, k, "cuda"), no_bits(n, k, "cuda")
-    assert kernels_cuda.can_cover_sections(on_gpu.device)
+    sections, (is_ceil, is_clamped) = made(low, high, k, rule), RULES[rule]
+    ranges = [each.to(DEVICE) for each in (sections.low, sections.high, sections.width)]
+    bits, in_kernel, plain = (no_bits(n, k, device) for device in (low.device, DEVICE, DEVICE))
     for _ in range(2):  # also if all bits are set
         raised, n_set = cover_sections_in_torch(sections, values, bits)
-        for rows, way in ((on_gpu, cover_sections), (plain, cover_sections_in_torch)):
-            found = way(there, values.cuda(), rows)
+        for rows, found in (
+            (
+                in_kernel,
+                kernels_cuda.cover_sections(
+                    values.to(DEVICE), *ranges, k, in_kernel, is_ceil=is_ceil, is_clamped=is_clamped
+                ),
+            ),
+            (plain, cover_sections_in_torch(Sections(*ranges, k, is_ceil, is_clamped), values.to(DEVICE), plain)),
+        ):
             assert torch.equal(rows.cpu(), bits)
             assert torch.equal(found[0].cpu(), raised)
             assert int(found[1]) == n_set

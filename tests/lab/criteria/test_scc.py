@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernels import DEVICE, HAS_GPU, needs_triton
 from scipy.stats import chi2
 
 from themis.compute.native import library
@@ -15,7 +16,7 @@ from themis.errors import UsageError
 from themis.judge.coverage import Rule, cover
 from themis.measure.moments import Moments
 from themis.target.activations import Layer
-from themis_lab.criteria import scc
+from themis_lab.criteria import kernels_cuda, scc
 from themis_lab.criteria.scc import SCC
 
 TOLERANCE = 0.005
@@ -150,25 +151,21 @@ def test_double_precision_and_strided_tests_are_accepted():
     assert plain.score() == wide.score() == strided.score()
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("n", [1, 31, 32, 33, 5000, 40_000])
+@needs_triton
+@pytest.mark.parametrize("n", [1, 31, 32, 33, *((5000, 40_000) if HAS_GPU else ())])
 @pytest.mark.parametrize("before", [0, 1, 2990])
 def test_the_kernel_agrees_with_torch_to_the_bit(n, before):
-    from themis_lab.criteria import kernels_cuda
-
-    assert kernels_cuda.can_converge(torch.device("cuda", 0))
     values, clean = stream(6, n=37, neurons=max(n, 4))
     values, clean = values[:, :n].contiguous(), clean[:, :n].contiguous()
     values[3, n // 2] = torch.inf
     here = state_of(clean, before)
-    there = {name: each.cuda() for name, each in here.items()}
-    limits = torch.logspace(-6, 2, 37, dtype=torch.float64).flip(0).contiguous()
+    there = {name: each.to(DEVICE, copy=True) for name, each in here.items()}
+    limits = torch.logspace(-6, 4, 37, dtype=torch.float64).flip(0).contiguous()
     counts = torch.arange(before + 1, before + 38)
     expected = scc.converge_in_torch(values, clean, None, counts, limits, here)
-    rows = torch.arange(37).flip(0).cuda()
-    on_gpu = kernels_cuda.converge(values.cuda(), clean.flip(0).cuda(), rows, counts.cuda(), limits.cuda(), there)
-    assert on_gpu.cpu().equal(expected)
+    rows, clean = torch.arange(37, device=DEVICE).flip(0), clean.flip(0).to(DEVICE)
+    found = kernels_cuda.converge(values.to(DEVICE), clean, rows, counts.to(DEVICE), limits.to(DEVICE), there)
+    assert found.cpu().equal(expected)
     for name, each in here.items():
         assert torch.equal(there[name].cpu().nan_to_num(7), each.nan_to_num(7)), name
 
