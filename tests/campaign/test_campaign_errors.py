@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 import themis
 from themis import BlackBox, Callback, DataError, ModelError, Target, UsageError
 from themis.data.seeds import read_seeds
-from themis.runs.store import Reader
+from themis.runs.store.reader import Reader
 
 pytestmark = pytest.mark.xdist_group("campaign")
 

@@ -9,7 +9,7 @@ import torch
 
 import themis
 from themis import Callback, Target, UsageError
-from themis.runs.store import Reader
+from themis.runs.store.reader import Reader
 
 pytestmark = pytest.mark.xdist_group("failing_callbacks")
 

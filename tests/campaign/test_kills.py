@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from crashes import crash_states, read_log
 
-from themis.runs.store import Reader
+from themis.runs.store.reader import Reader
 
 HERE = Path(__file__).parents[1] / "helpers"
 BEFORE, HALFWAY, AFTER = range(3)

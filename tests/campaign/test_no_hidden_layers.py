@@ -16,7 +16,7 @@ from themis.report.page import write_report
 from themis.report.progress import ShowProgress
 from themis.report.trackers import results_of, verdict_of
 from themis.report.view import read_view
-from themis.runs.store import Reader
+from themis.runs.store.reader import Reader
 
 WEIGHTS = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 DATA = torch.rand(30, 8, generator=torch.Generator().manual_seed(0))

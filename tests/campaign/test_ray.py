@@ -17,7 +17,7 @@ from ray_case import OPTIONS, PICTURES, Crashing, Raising, campaign, fault_set, 
 
 import themis
 from themis import ModelError, RayExecutor, ThemisError, UsageError
-from themis.runs.store import Reader
+from themis.runs.store.reader import Reader
 
 ray = pytest.importorskip("ray")
 pytestmark = [

@@ -18,7 +18,7 @@ from themis.campaign.remote import RemoteMeasurer
 from themis.campaign.worker import CampaignCase, ChunkWorker
 from themis.measure import chunk
 from themis.oracle import choose_oracle
-from themis.runs.store import Reader
+from themis.runs.store.reader import Reader
 from themis.search import choose_policy
 from themis.settings import Settings
 

@@ -18,7 +18,9 @@ from torch import nn
 import themis
 from themis import DataError, ModelError, Perturbation, StoreError, Target, Theta, UsageError
 from themis.campaign.interrupt import SIGNALS, Interrupts
-from themis.runs.store import Reader, Writer, writer
+from themis.runs.store import writer
+from themis.runs.store.reader import Reader
+from themis.runs.store.writer import Writer
 from themis.search.simple import Random
 
 pytestmark = pytest.mark.xdist_group("campaign")
@@ -225,7 +227,7 @@ def test_a_run_has_one_writer_at_a_time(tmp_path):
     themis.run(net, data, "gaussian", max_tests=100, out=tmp_path / "run")
     code = f"""
 import sys
-from themis.runs.store import Writer
+from themis.runs.store.writer import Writer
 held = Writer({str(tmp_path / "run")!r})
 print("locked", flush=True)
 sys.stdin.read()

@@ -6,7 +6,7 @@ import pytest
 from themis.judge.risk import fault_rate
 from themis.retraining.changes import paired
 from themis.retraining.result import _gain
-from themis.runs.verdict import CleanScores, Counts, write_verdict
+from themis.runs.display.text import CleanScores, Counts, write_verdict
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.1, 1.9), (5.0, 95.0), (0.02, 0.38)])

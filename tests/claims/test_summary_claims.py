@@ -15,9 +15,8 @@ from themis.measure.panel import Shape
 from themis.measure.tally import Tally
 from themis.perturb.names import disturb
 from themis.report.view import read_view
-from themis.runs.checkpoint import read_progress
 from themis.runs.display.text import about, summary_rows
-from themis.runs.estimates import rates_by_theta
+from themis.runs.estimates import rates_by_theta, read_progress
 from themis.runs.store.reader import Reader
 
 

@@ -15,7 +15,7 @@ from wrong_use import FIRST, HELD, MODULE, enter, finished_run, refused, run, we
 import themis
 from themis.cli import main
 from themis.errors import UsageError
-from themis.runs.store import Writer
+from themis.runs.store.writer import Writer
 
 
 def run_with_weights():

@@ -18,7 +18,7 @@ from themis.data.rows import RowCache, Rows
 from themis.data.seeds import from_arrays
 from themis.measure.inputs import place
 from themis.runs.replay import Replayer
-from themis.runs.store import Reader
+from themis.runs.store.reader import Reader
 from themis.target.fingerprint import hash_seeds
 
 INPUTS, LABELS = torch.rand(20, 3), torch.arange(20) % 4

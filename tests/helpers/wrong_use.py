@@ -9,7 +9,7 @@ import torch
 from user_module import go_to
 
 from themis.cli import main
-from themis.runs.store import Writer
+from themis.runs.store.writer import Writer
 
 RUN = "run --model mine:net --data mine:data --perturb gaussian --max-tests 200 --quiet --out none"
 FIRST = "the first fault"

@@ -18,7 +18,7 @@ from themis.perturb import PERTURBATIONS
 from themis.report.view import read_view
 from themis.runs.display.text import opening
 from themis.runs.replay import Replayer
-from themis.runs.store import Reader
+from themis.runs.store.reader import Reader
 
 INPUTS = torch.rand(40, 1, 16, 16, generator=torch.Generator().manual_seed(0))
 LEAST = 0.9

@@ -17,7 +17,7 @@ from themis.oracle import Compare
 from themis.report.gates.messages import describe_fault, describe_replay
 from themis.runs.display.text import opening
 from themis.runs.replay import Replayer
-from themis.runs.store import Reader
+from themis.runs.store.reader import Reader
 
 OPTIONS = {"max_tests": 400, "round_size": 100, "max_stored": 20, "tolerance": 1e-12, "plateau": None}
 

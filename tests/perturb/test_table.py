@@ -19,7 +19,7 @@ from themis.oracle.classes import class_loss
 from themis.perturb import Context, perturb
 from themis.perturb.table import TABLE
 from themis.runs.replay import Replayer
-from themis.runs.store import Reader
+from themis.runs.store.reader import Reader
 
 EDIT, WORST, NOISE = TABLE
 KINDS, CHANGES = ("binary", "integer", "number"), ("any", "raise", "lower", "fixed")

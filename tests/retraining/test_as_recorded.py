@@ -18,7 +18,7 @@ from themis.oracle import choose_oracle
 from themis.retraining.material import of_faults
 from themis.runs.parts import read_parts
 from themis.runs.replay import Replayer
-from themis.runs.store import Reader
+from themis.runs.store.reader import Reader
 from themis.runs.store.tensors import write_weights
 from themis.target.ledger import Ledger
 

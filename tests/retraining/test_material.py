@@ -11,7 +11,7 @@ from themis.data.seeds import read_seeds
 from themis.errors import DataError, UsageError
 from themis.perturb import choose_perturbation, disturb
 from themis.retraining.material import of_faults, of_tests, spread_out
-from themis.runs.store import Reader
+from themis.runs.store.reader import Reader
 
 pytestmark = pytest.mark.xdist_group("material")
 

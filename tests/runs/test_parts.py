@@ -20,7 +20,7 @@ from themis.runs.analysis.robustness import robustness
 from themis.runs.analysis.shrink import shrink
 from themis.runs.parts import PARTS, Parts, SeedSplit, choose_part, read_parts, read_split, split
 from themis.runs.replay import Replayer
-from themis.runs.store import Reader
+from themis.runs.store.reader import Reader
 from themis.settings import Settings
 from themis.target.fingerprint import hash_seeds
 

@@ -22,7 +22,7 @@ from themis.oracle import Compare
 from themis.perturb import Perturbation, Theta
 from themis.runs.replay import Replayer
 from themis.runs.source import Origin
-from themis.runs.store import Reader
+from themis.runs.store.reader import Reader
 from themis.runs.trust import KeyProblem, permit, read_key, sign, state_folder, why_not_ours
 
 MODULE = """

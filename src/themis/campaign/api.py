@@ -40,8 +40,8 @@ from themis.runs.parts import read_parts
 from themis.runs.replay import LiveRun, Replayer
 from themis.runs.run import Run
 from themis.runs.source import Origin
-from themis.runs.store import Reader, Writer
-from themis.runs.store.writer import Checkpoint
+from themis.runs.store.reader import Reader
+from themis.runs.store.writer import Checkpoint, Writer
 from themis.runs.trust import Trusted
 from themis.search import POLICIES, Policy, choose_policy
 from themis.settings import Settings

@@ -19,8 +19,8 @@ from themis.measure.captured import foreground
 from themis.measure.fold import Objective
 from themis.measure.tests import Results, Tests
 from themis.oracle import Detection, KeyPoints
+from themis.runs.environment import record_samples
 from themis.runs.run import Run, Start
-from themis.runs.same import record_samples
 
 DRAWN = (Detection, KeyPoints)
 """Tasks whose clean answers are kept with the faults, to be drawn into their pictures."""

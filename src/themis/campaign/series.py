@@ -24,12 +24,12 @@ from themis.errors import DataError, ModelError, UsageError
 from themis.judge import choose_judge
 from themis.perturb import Perturbation
 from themis.perturb.perturbation import is_same_code
-from themis.runs.environment import describe_environment, describe_run, describe_tested
+from themis.runs.environment import check_same_tests, describe_environment, describe_run, describe_tested
 from themis.runs.parts import SeedSplit
 from themis.runs.run import Run
-from themis.runs.same import check_same_tests
 from themis.runs.source import Origin
-from themis.runs.store import Reader, Writer
+from themis.runs.store.reader import Reader
+from themis.runs.store.writer import Writer
 from themis.search import choose_policy
 from themis.settings import Settings
 from themis.target.ledger import ledger_of

@@ -24,7 +24,7 @@ from themis.measure.moments import Accumulator, Moments
 from themis.measure.panel import Panel, Shape
 from themis.measure.tally import ORDER, Tally
 from themis.measure.tests import Results, Tests
-from themis.runs.checkpoint import parse_progress
+from themis.runs.estimates import parse_progress
 from themis.runs.run import Round
 from themis.runs.store.writer import Checkpoint
 from themis.search import Policy

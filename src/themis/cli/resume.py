@@ -61,7 +61,7 @@ def add_arguments(parser: Parser) -> None:
 
 def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     from themis import resume
-    from themis.runs.store import Reader
+    from themis.runs.store.reader import Reader
     from themis.suites.folder import is_suite
 
     gates = read_gates(arguments)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from themis.perturb import Perturbation
     from themis.runs.replay import Replayer
-    from themis.runs.store import Reader
+    from themis.runs.store.reader import Reader
 
 
 class Recorded(Protocol):

@@ -24,19 +24,19 @@ from themis.report.rows import (
     read_rows,
     rounded,
 )
-from themis.runs.checkpoint import read_progress
+from themis.runs.display.text import CleanScores, Counts, RunVerdict, write_verdict
 from themis.runs.estimates import (
     SensitivitySpread,
     ThetaRates,
     layer_sensitivity,
     phase_seconds,
     rates_by_theta,
+    read_progress,
     stored_by_class,
     stored_by_strength,
     uniform_estimates,
 )
 from themis.runs.run import record_covers_neurons
-from themis.runs.verdict import CleanScores, Counts, RunVerdict, write_verdict
 from themis.version import __version__
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from themis.judge.estimate import Estimate
 from themis.judge.normality import Normality
 from themis.perturb import Perturbation
 from themis.perturb.perturbation import Theta
-from themis.runs.checkpoint import read_progress
-from themis.runs.estimates import phase_seconds, stored_by_class, stored_by_strength, uniform_estimates
+from themis.runs.estimates import phase_seconds, read_progress, stored_by_class, stored_by_strength, uniform_estimates
 from themis.runs.replay import StoredRun
 from themis.runs.run import Run, Seconds, Start
 from themis.runs.store.reader import Reader

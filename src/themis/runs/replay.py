@@ -28,11 +28,10 @@ from themis.oracle import Oracle, choose_oracle
 from themis.perturb import Perturbation, choose_perturbation
 from themis.perturb.perturbation import is_same_code
 from themis.runs.display.fault import answered_boxes, stored_boxes
-from themis.runs.environment import describe_environment, describe_tested, list_changes, threads
+from themis.runs.environment import check_same_tests, describe_environment, describe_tested, list_changes, threads
 from themis.runs.fault import Fault, FaultInputs, Replay, RunHandle
 from themis.runs.parts import read_split
 from themis.runs.run import Run
-from themis.runs.same import check_same_tests
 from themis.runs.source import Origin, recorded_origin
 from themis.runs.store.reader import Reader
 from themis.runs.store.tensors import Tensors
@@ -212,7 +211,7 @@ class Replayer:
         return changes
 
     def check_same_tests(self) -> None:
-        """Refuse code of the model or the perturbation that has changed since the run; see `themis.runs.same`."""
+        """Refuse code of the model or the perturbation that has changed since the run; see `runs/environment.py`."""
         environment = self.run.record["environment"]
         if "start" not in self.run.record or self.target.fingerprint() != environment["model_sha256"]:
             return

@@ -16,9 +16,9 @@ from themis.judge.coverage import Coverage
 from themis.judge.estimate import Estimate, describe_share
 from themis.judge.normality import Normality
 from themis.perturb.perturbation import Theta
+from themis.runs.display.text import CleanScores, Counts, RunVerdict, write_verdict
 from themis.runs.fault import RunHandle
 from themis.runs.faults import Faults
-from themis.runs.verdict import CleanScores, Counts, RunVerdict, write_verdict
 from themis.settings import Settings, policy_name
 from themis.target.activations import OUTPUT, Layer
 from themis.text import counted, percent

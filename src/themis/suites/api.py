@@ -20,8 +20,8 @@ from themis.data.features import Features
 from themis.data.seeds import read_seeds
 from themis.errors import UsageError
 from themis.keywords import SuiteKeywords
-from themis.runs.checkpoint import read_progress
 from themis.runs.environment import as_plain_data, threads
+from themis.runs.estimates import read_progress
 from themis.runs.run import Round, Run
 from themis.runs.source import Origin, recorded_origin
 from themis.runs.store.files import is_database

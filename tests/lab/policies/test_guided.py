@@ -16,7 +16,7 @@ from themis.criteria.fitting import activations, fit_to
 from themis.criteria.names import choose_criterion
 from themis.measure.calculator import Calculator
 from themis.measure.tests import Results
-from themis.runs.store import Reader
+from themis.runs.store.reader import Reader
 from themis.search.policy import Space
 from themis_lab.criteria import NC
 from themis_lab.policies.fuzz import Fuzz

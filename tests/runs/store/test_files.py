@@ -13,8 +13,9 @@ from torch import nn
 
 import themis
 from themis import ModelError, StoreError, UsageError
-from themis.runs.store import Reader, Writer
 from themis.runs.store.files import Lock, check_free, fresh_file, has_mark, remove_leftovers, replacement, write_file
+from themis.runs.store.reader import Reader
+from themis.runs.store.writer import Writer
 
 DATA = torch.rand(30, 4, generator=torch.Generator().manual_seed(0))
 OPTIONS = {"max_tests": 200, "round_size": 100, "magnitude": 0.9, "tolerance": 1e-12, "plateau": None}

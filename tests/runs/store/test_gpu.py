@@ -11,7 +11,8 @@ from interruptions import StopAt
 import themis
 from themis import Target
 from themis.runs.replay import Replayer
-from themis.runs.store import Reader, writer
+from themis.runs.store import writer
+from themis.runs.store.reader import Reader
 from themis_lab.zoo import resnet56
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

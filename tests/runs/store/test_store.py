@@ -22,7 +22,8 @@ import themis
 from themis import StoreError, UsageError
 from themis.campaign import recorder
 from themis.runs.faults import telling
-from themis.runs.store import Reader, tensors, writer
+from themis.runs.store import tensors, writer
+from themis.runs.store.reader import Reader
 from themis.runs.store.schema import OLDEST, SCHEMA
 from themis.runs.store.tensors import choose_kept, read_tensors
 

@@ -13,7 +13,7 @@ from user_module import go_to
 
 from themis.cli import main
 from themis.runs.source import Origin
-from themis.runs.store import Reader
+from themis.runs.store.reader import Reader
 
 
 @pytest.fixture(autouse=True)

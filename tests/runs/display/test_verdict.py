@@ -3,7 +3,7 @@
 import pytest
 
 from themis.judge.estimate import Estimate
-from themis.runs.verdict import CleanScores, Counts, write_verdict
+from themis.runs.display.text import CleanScores, Counts, write_verdict
 
 pytestmark = pytest.mark.quick
 COUNTS = Counts(500, 0, 680, 87, 54, 40, 160, 200, 0, 0)

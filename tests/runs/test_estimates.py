@@ -9,7 +9,7 @@ from torch import nn
 
 import themis
 from themis.errors import StoreError
-from themis.runs.checkpoint import parse_progress, read_progress
+from themis.runs.estimates import parse_progress, read_progress
 from themis.runs.store.reader import Reader
 
 

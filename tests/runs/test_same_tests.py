@@ -15,7 +15,7 @@ from torch import nn
 import themis
 from themis import ModelError
 from themis.cli import main
-from themis.runs.store import Reader
+from themis.runs.store.reader import Reader
 
 MINE = """
 import torch
