@@ -7,7 +7,7 @@ TOOLS := $(VENV)/.tools
 RIVALS := $(VENV)/.rivals
 # Modules are compiled when they are first imported, which most never are.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
-PYTEST := $(BIN)/python -m pytest
+PYTEST := $(BIN)/python -m pytest $(ARGS)
 PARALLEL := -n 2 --dist loadgroup
 # The tests start many processes: compile each module once, not in each of them.
 export PYTHONDONTWRITEBYTECODE :=

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from themis import DataError, Features, UsageError
-from themis.data.frames import Coding
+from themis.data.features import Coding
 from themis.data.readers import read_data
 from themis.data.seeds import read_seeds
 

@@ -17,9 +17,17 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
 from themis.compute.rng import mix
-from themis.data.features import DataDescription, Features, read_features
+from themis.data.features import (
+    Coding,
+    DataDescription,
+    Features,
+    is_frame,
+    is_series,
+    number_labels,
+    read_features,
+    read_frame,
+)
 from themis.data.files import Numbers
-from themis.data.frames import Coding, is_frame, is_series, number_labels, read_frame
 from themis.data.rows import Read, Rows, as_array, held_bytes
 from themis.data.several import OtherInputs, has_several_inputs, parts_of, read_several, separate, stack_items
 from themis.errors import NO_TEXT, DataError, UsageError

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from themis.data.frames import LABEL_NAMES
+from themis.data.features import LABEL_NAMES
 from themis.errors import DataError, UsageError
 
 Key = str | int

@@ -15,8 +15,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from themis.data.features import LABEL_NAMES, number_labels, read_frame
 from themis.data.files import Numbers, check_disk, check_memory, data_errors, existing_file, required_path
-from themis.data.frames import LABEL_NAMES, number_labels, read_frame
 from themis.data.rows import held_bytes
 from themis.data.seeds import Seeds, from_arrays
 from themis.errors import NO_TEXT, DataError, MissingExtraError, UsageError, nearest

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from themis.data.features import Coding
 from themis.data.files import check_memory
-from themis.data.frames import Coding
 from themis.data.rows import Rows
 from themis.data.seeds import Seeds, read_seeds
 from themis.errors import DataError, UsageError

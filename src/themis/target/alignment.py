@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from themis.data.frames import Coding
+from themis.data.features import Coding
 from themis.data.seeds import Seeds
 from themis.errors import DataError, UsageError
 from themis.target.blackbox import BlackBox

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from themis.data.frames import Coding
+from themis.data.features import Coding
 from themis.data.rows import as_array
 from themis.data.several import Key
 from themis.errors import DataError, ModelError, UsageError
