@@ -37,7 +37,7 @@ from searching.files import write_results
 
 import themis
 from themis import RayExecutor, Target
-from themis.campaign import hiring, remote
+from themis.campaign import remote
 from themis.campaign.measurer import LocalMeasurer, Portion, Upcoming
 from themis.data import Seeds
 from themis.measure.moments import Accumulator
@@ -186,7 +186,7 @@ def run_one(n_workers: int, n_tests: int, n_seeds: int) -> dict[str, Any]:
 
         remote.RemoteMeasurer._measurement = note  # type: ignore[method-assign]
     else:
-        hiring.LocalMeasurer = TracingMeasurer  # type: ignore[attr-defined]
+        remote.LocalMeasurer = TracingMeasurer  # type: ignore[attr-defined]
     began = time.perf_counter()
     run = themis.run(
         target,

@@ -12,9 +12,8 @@ from torch import nn
 
 import themis
 from themis import BlackBox, RayExecutor, Target, UsageError
-from themis.campaign import api
-from themis.campaign.hiring import check_workers
-from themis.campaign.remote import RemoteMeasurer
+from themis.campaign import series
+from themis.campaign.remote import RemoteMeasurer, check_workers
 from themis.campaign.worker import CampaignCase, ChunkWorker
 from themis.measure import chunk
 from themis.oracle import choose_oracle
@@ -70,18 +69,20 @@ def in_workers(monkeypatch):
 
     def use(n_workers):
         @contextmanager
-        def hired(executor, target, seeds, perturbation, settings, origin):
-            def hire(calculator):
-                oracle = choose_oracle(target.oracle)
+        def start_workers(executor, tested, plan):
+            def make_measurer(calculator):
+                oracle = choose_oracle(tested.target.oracle)
                 layers, size = calculator.layers, calculator.chunk
                 name = f"test-{uuid4().hex}"
-                case = CampaignCase(target, seeds, perturbation, oracle, layers, size, settings, name)
+                case = CampaignCase(
+                    *(tested.target, tested.seeds, plan.perturbation, oracle, layers, size, plan.settings, name)
+                )
                 pools.append(InProcessPool(lambda: ChunkWorker(case), n_workers, random_seed=n_workers))
                 return RemoteMeasurer(calculator, pools[-1])
 
-            yield hire
+            yield make_measurer
 
-        monkeypatch.setattr(api, "hired", hired)
+        monkeypatch.setattr(series, "start_workers", start_workers)
         return pools
 
     return use

@@ -12,7 +12,7 @@ from scipy.stats import binomtest
 from suites import MEMBERS, classifier, pictures, small_suite
 
 import themis
-from themis import UsageError
+from themis import ModelError, UsageError
 from themis.perturb import disturb
 from themis.report.suite import read_suite_view
 from themis.suites.budget import MemberProgress, fixed_steps, next_step
@@ -230,7 +230,7 @@ def test_what_would_change_a_stored_suite_is_refused(suite, name):
 
 
 def test_another_model_or_a_foreign_folder_is_refused(suite, tmp_path):
-    with pytest.raises(UsageError, match="the model must be the same"):
+    with pytest.raises(ModelError, match="the model must be the same as in the suite, but its hash is"):
         themis.resume_suite(suite.path, classifier(9), pictures(classifier()))
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="contains other files"):

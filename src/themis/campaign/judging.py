@@ -43,11 +43,11 @@ def judge(setup: Setup, state: State) -> tuple[Round, Tensor | None]:
         faults = forecast(tally.distinct.values(), tally.tests)
         seeds = forecast(tally.failing_seeds.values(), tally.tests, len(setup.space.seeds))
         total = state.total_moments().checked(setup.calculator.layers)
-        coverage, open_neurons = _cover(setup, len(state.rounds), total, choose_judge(settings.judge))
+        coverage, open_neurons = _cover(setup, state, total, choose_judge(settings.judge))
         stops_at_coverage = setup.covers_neurons and not (setup.criterion is not None and setup.criterion.leads)
         is_goal_reached = stops_at_coverage and coverage.sampled >= (settings.coverage or torch.inf)
         if is_goal_reached and settings.judge == "exact" and is_little_left(settings.recall, faults.recall, risk):
-            coverage, open_neurons = _cover(setup, len(state.rounds), total, gibbs)  # chains confirm a stop
+            coverage, open_neurons = _cover(setup, state, total, gibbs)  # chains confirm a stop
     round = Round(
         number=len(state.rounds) + 1,
         tests=tally.tests,
@@ -87,7 +87,7 @@ def conclude(setup: Setup, state: State, start: Start, faults: Faults, reason: s
             fault_rate=fault_rate(tests_by_seed[setup.space.seeds], faults_by_seed[setup.space.seeds]),
             residual_risk=state.rounds[-1].residual_risk,
             residual_risk_uniform=unseen_mass(tally.times_seen(), int(tests_by_seed.sum())),
-            coverage_uniform=_cover(setup, len(state.rounds), uniform, exact)[0].all if tally.uniform_tests else None,
+            coverage_uniform=_cover(setup, state, uniform, exact)[0].all if tally.uniform_tests else None,
             coverage_interval=coverage_interval(
                 blocks, coverage.all, setup.rule, is_judged, coverage.n_neurons - coverage.n_dead
             ),
@@ -148,7 +148,7 @@ def _residual_risk(tally: Tally) -> Estimate | None:
     )
 
 
-def _cover(setup: Setup, n_rounds: int, moments: Moments, judge: Judge) -> tuple[Coverage, Tensor | None]:
+def _cover(setup: Setup, state: State, moments: Moments, judge: Judge) -> tuple[Coverage, Tensor | None]:
     """Coverage by a judge, and the sampled neurons that have not converged if gradient ascent may aim at them."""
     settings = setup.settings
     return cover(
@@ -159,8 +159,8 @@ def _cover(setup: Setup, n_rounds: int, moments: Moments, judge: Judge) -> tuple
         goal=settings.coverage or 1.0,
         k=settings.sample,
         judge=judge,
-        random_seed=settings.random_seed + n_rounds,
-        names_neurons=setup.policy.needs_gradient or setup.space.gradient_cost is not None,
+        random_seed=settings.random_seed + len(state.rounds),
+        names_neurons=state.policy.needs_gradient or setup.space.gradient_cost is not None,
     )
 
 

@@ -21,6 +21,7 @@ from themis.measure.tests import Results, Tests
 from themis.oracle import Detection, KeyPoints
 from themis.runs.environment import record_samples
 from themis.runs.run import Run, Start
+from themis.search import Policy
 
 DRAWN = (Detection, KeyPoints)
 """Tasks whose clean answers are kept with the faults, to be drawn into their pictures."""
@@ -75,7 +76,7 @@ def has_finished(setup: Setup, state: State) -> bool:
 
 def _stop_reason(setup: Setup, state: State) -> tuple[str, str] | None:
     return stop_reason(
-        setup.settings, state.rounds, setup.test_cost, setup.criterion, covers_neurons=setup.covers_neurons
+        setup.settings, state.rounds, _test_cost(setup, state), setup.criterion, covers_neurons=setup.covers_neurons
     )
 
 
@@ -108,24 +109,29 @@ def _round_size(setup: Setup, state: State, n_tests: int) -> int:
     """The number of tests of the round that begins after `n_tests` tests."""
     return round_size(
         setup.settings,
-        _default_round_size(setup, n_tests),
+        _default_round_size(setup, state.policy, n_tests),
         n_tests=n_tests,
         passes=_passes_after(setup, state, n_tests),
-        cost=setup.test_cost,
+        cost=_test_cost(setup, state),
         elapsed=state.clock.elapsed(),
     )
 
 
 def _passes_after(setup: Setup, state: State, n_tests: int) -> int:
     """The passes spent after `n_tests` tests, if those that have not been run take no gradient."""
-    return state.passes + (n_tests - state.tally.tests) * setup.test_cost
+    return state.passes + (n_tests - state.tally.tests) * _test_cost(setup, state)
+
+
+def _test_cost(setup: Setup, state: State) -> int:
+    """Passes per test of the policy."""
+    return setup.calculator.cost(state.policy.needs_gradient, len(state.policy.rivals))
 
 
 def _is_spent(setup: Setup, state: State, n_tests: int) -> bool:
     """Whether no test can follow the first `n_tests`."""
-    settings, passes = setup.settings, _passes_after(setup, state, n_tests)
-    has_tests = settings.max_tests is None or n_tests < settings.max_tests
-    return not has_tests or (settings.max_passes is not None and passes + setup.test_cost > settings.max_passes)
+    max_tests, max_passes = setup.settings.max_tests, setup.settings.max_passes
+    passes = _passes_after(setup, state, n_tests) + _test_cost(setup, state)
+    return (max_tests is not None and n_tests >= max_tests) or (max_passes is not None and passes > max_passes)
 
 
 def _propose(setup: Setup, state: State, partial: PartialRound) -> None:
@@ -230,8 +236,8 @@ def _judge_partial_round(setup: Setup, state: State, recorder: Recorder) -> None
         recorder.keep(None, now=True)
 
 
-def _default_round_size(setup: Setup, n_tests: int) -> int:
-    if setup.policy.needs_gradient:
+def _default_round_size(setup: Setup, policy: Policy, n_tests: int) -> int:
+    if policy.needs_gradient:
         return len(setup.space.seeds)
     follows_criterion = setup.criterion is not None and setup.criterion.leads
     return default_round_size(setup.settings, setup.calculator.chunk, n_tests, follows_criterion=follows_criterion)
@@ -240,7 +246,7 @@ def _default_round_size(setup: Setup, n_tests: int) -> int:
 def _affordable(setup: Setup, state: State, *portions: Tests) -> int:
     """How many of the first tests of some portions the remaining passes suffice for."""
     n_tests, passes_left = sum(map(len, portions)), _passes_left(setup, state.passes)
-    cost, ascent_cost = setup.test_cost, setup.calculator.cost(needs_gradient=True)
+    cost, ascent_cost = _test_cost(setup, state), setup.calculator.cost(needs_gradient=True)
     if passes_left is None or n_tests * max(cost, ascent_cost) <= passes_left:
         return n_tests
     return affordable(np.concatenate([tests.kind for tests in portions]), passes_left, cost, ascent_cost)

@@ -1,154 +1,265 @@
-"""Campaigns on one model and its seeds under several perturbations: the clean inputs are run once for all of them."""
+"""Campaigns on one model and its seeds: the one way in which a campaign is started and resumed, alone or in a suite."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from themis.campaign.api import continue_campaign, describe_features, no_faults
-from themis.campaign.callback import Callback, Callbacks
-from themis.campaign.loop import run_campaign
+from themis.campaign.callback import Callbacks
+from themis.campaign.criterion import CampaignCriterion, prepare_criterion
+from themis.campaign.loop import has_finished, run_campaign
 from themis.campaign.recorder import Recorder
-from themis.campaign.setup import CleanSweep, Setup, check_classes, prepare, sweep_clean
+from themis.campaign.remote import check_workers, start_workers
+from themis.campaign.setup import CampaignPlan, CleanSweep, MakeMeasurer, Setup, check_classes, prepare, sweep_clean
 from themis.campaign.state import Clock, State, saved_chunk
-from themis.campaign.tested import read_tested
-from themis.data.features import Features
-from themis.data.seeds import Seeds
-from themis.errors import DataError, ModelError, UsageError
-from themis.judge import choose_judge
+from themis.campaign.tested import TestedModel
+from themis.compute.cluster import RayExecutor
+from themis.criteria.criterion import Criterion
+from themis.data.seeds import Seeds, read_seeds
+from themis.errors import DataError, ModelError, UsageError, warn
+from themis.oracle import Oracle
 from themis.perturb import Perturbation
-from themis.perturb.perturbation import is_same_code
-from themis.runs.environment import check_same_tests, describe_environment, describe_run, describe_tested
-from themis.runs.parts import SeedSplit
+from themis.runs.environment import (
+    check_same_tests,
+    describe_environment,
+    describe_run,
+    describe_tested,
+    list_changes,
+    threads,
+)
+from themis.runs.faults import Faults
+from themis.runs.replay import LiveRun
 from themis.runs.run import Run
-from themis.runs.source import Origin
 from themis.runs.store.reader import Reader
 from themis.runs.store.writer import Writer
-from themis.search import choose_policy
 from themis.settings import Settings
+from themis.target.fingerprint import hash_seeds, hash_tensors
 from themis.target.ledger import ledger_of
-from themis.target.target import AnyTarget
 from themis.target.traits import refuse_tokens
 
-NO_HASHES: dict[str, Any] = {"train_sha256": None, "criterion_sha256": None, "rivals_sha256": []}
-"""What a run records of a criterion and of rivals, which a series does not have."""
+IDENTITY = (("model_sha256", "model", ModelError), ("data_sha256", "data", DataError))
+"""What a campaign must have in common with the one that it resumes: the key in its record, the noun, the error."""
+LEARNED = (
+    ("train_sha256", "training data", DataError),
+    ("criterion_sha256", "fitted criterion", UsageError),
+    ("rivals_sha256", "rivals", ModelError),
+)
+"""The same for what its criterion and its policy depend on."""
 
 
 @dataclass(frozen=True)
 class CampaignSeries:
-    """An open target, its seeds and the sweep over them. Every campaign leaves an ordinary run folder."""
+    """An open target and its seeds. A single campaign is a series of one."""
 
-    target: AnyTarget
-    seeds: Seeds
-    split: SeedSplit | None
-    settings: Settings
-    """Those that all campaigns have in common."""
-    origin: Origin | None
+    tested: TestedModel
     environment: dict[str, Any]
-    clean: CleanSweep
-    is_trusted: bool = True
-    """Whether the code that stored campaigns name may run, so that their folders are signed again."""
-    checked: set[Path] = field(default_factory=set)
-    """Folders whose tests are known to be those of this model."""
+    make_measurer: MakeMeasurer
+    train: Any = None
+    """Data that criteria learn from; by default the clean seeds."""
+    sweep: CleanSweep | None = None
+    """The clean sweep that all campaigns share; without it, each runs the clean inputs itself."""
 
-    def run(self, perturbation: Perturbation, out: Path, callbacks: Iterable[Callback] = (), **options: Any) -> Run:
-        """Run a campaign in a new folder; options are settings that differ from the common ones."""
-        settings = replace(self.settings, **options)
-        self.checked.add(out)
-        with closing(Writer(out)) as store:
-            record = self._record(perturbation, settings)
-            record["parts"] = None if self.split is None else self.split.describe()
-            store.create(record, settings.max_stored, None if self.split is None else self.split.as_bytes())
-            clock = Clock()
-            with clock.timed("measure"):
-                setup = self._prepare(perturbation, settings)
-            state = State.initial(setup, clock)
-            return run_campaign(setup, state, Recorder(no_faults(setup), Callbacks(callbacks), store))
+    @cached_property
+    def hashes(self) -> dict[str, Any]:
+        """What identifies the model and the data."""
+        return describe_tested(self.tested.target, self.tested.seeds, self.tested.origin)
 
-    def resume(self, perturbation: Perturbation, out: Path, callbacks: Iterable[Callback] = (), **options: Any) -> Run:
-        """Continue the campaign in a folder; options are limits that differ from those before."""
-        with closing(Writer(out)) as store, closing(Reader(out, is_brief=True)) as run:
-            perturbation = perturbation.within(run.ranges)
-            if out not in self.checked:
-                self._check_same(run, perturbation)
-                self.checked.add(out)
-            settings = Settings.recorded({**run.record["settings"], **options})
-            record = self._record(perturbation, settings)
-            record["environment"] = run.record["environment"]
-            checkpoint = run.checkpoint()
-            clock = Clock()
-            with clock.timed("measure"):
-                setup = self._prepare(perturbation, settings, None if checkpoint is None else saved_chunk(checkpoint))
-            called = Callbacks(callbacks)
-            return continue_campaign(setup, clock, run, store, record, checkpoint, called, signs=self.is_trusted)
+    def with_sweep(self, plan: CampaignPlan) -> CampaignSeries:
+        """The series after a clean sweep that all its campaigns share, with the settings of this one."""
+        return replace(self, sweep=self._sweep(plan, None, None))
 
-    def _record(self, perturbation: Perturbation, settings: Settings) -> dict[str, Any]:
-        fitted = perturbation.fitted(tuple(self.seeds.shape[1:]))
-        record = describe_run(settings, self.origin, fitted, self.environment)
-        return {**record, **describe_features(perturbation, self.seeds), **NO_HASHES}
+    def run(self, plan: CampaignPlan, store: Writer | None, callbacks: Callbacks) -> Run:
+        """Run a new campaign; without a store, nothing is written."""
+        environment = self.environment if store is None else self.environment | self.hashes
+        criterion = self._criterion(plan)
+        if store is not None:
+            split = self.tested.split
+            record = self._record(plan, criterion, environment)
+            record["parts"] = None if split is None else split.describe()
+            store.create(record, plan.settings.max_stored, None if split is None else split.as_bytes())
+        clock = Clock()
+        with clock.timed("measure"):
+            setup = self._prepare(plan, criterion, environment)
+        state = State.initial(setup, plan.policy, clock)
+        run = run_campaign(setup, state, Recorder(_no_faults(setup), callbacks, store))
+        return run if store is None else replace(run, folder=store.path)
 
-    def _prepare(self, perturbation: Perturbation, settings: Settings, chunk: int | None = None) -> Setup:
-        is_shared = chunk in (None, self.clean.calculator.chunk)  # memory may have run out in an earlier process
-        return prepare(
-            self.target,
-            self.seeds,
-            perturbation,
-            choose_policy(settings.policy),
-            settings,
-            self.environment,
-            chunk=chunk,
-            shared=self.clean if is_shared else None,
-        )
+    def resume(self, plan: CampaignPlan, stored: StoredCampaign, callbacks: Callbacks, *, signs: bool) -> Run:
+        """Continue a stored campaign, which `check_same` has accepted, from its last checkpoint.
 
-    def _check_same(self, run: Reader, perturbation: Perturbation) -> None:
-        """Refuse to continue the run of another model, other data or another perturbation."""
-        then = run.record["environment"]
-        for name, subject, error in (("model_sha256", "model", ModelError), ("data_sha256", "data", DataError)):
-            if self.environment[name] != then[name]:
+        One that has ended is left as it is, unless a limit was raised. signs: whether the code that its folder names
+        may run, so that the folder is signed again.
+        """
+        run, store = stored.run, stored.store
+        criterion = self._criterion(plan)
+        record = self._record(plan, criterion, run.record["environment"])
+        for name, subject, error in LEARNED:
+            if record[name] != run.record[name]:
                 raise error(
-                    f"the {subject} must be the same as in {run.path}, but its hash differs: pass the same {subject}, "
-                    "or choose another folder"
+                    f"the {subject} must be the same as in the run, but the hash differs: pass the same, or start a "
+                    "new run"
                 )
-        is_same = perturbation.name == run.record["perturbation"]
-        if not is_same or not is_same_code(perturbation.code, run.record["perturbation_code"]):
-            raise UsageError(
-                f"the perturbation must be the same as in {run.path}, {run.record['perturbation']!r}, got "
-                f"{perturbation.name!r}: pass the same one, or choose another folder"
+        checkpoint = run.checkpoint()
+        clock = Clock()
+        with clock.timed("measure"):
+            chunk = None if checkpoint is None else saved_chunk(checkpoint)
+            setup = self._prepare(plan, criterion, self.environment | self.hashes, chunk)
+        state, faults = State.initial(setup, plan.policy, clock), _no_faults(setup)
+        if checkpoint is not None:
+            state.restore(checkpoint, run.rounds(checkpoint.rounds), setup)
+            recorded = run.faults("id < ?", (checkpoint.tests,))
+            if len(recorded):
+                faults.add(**recorded.columns)
+        summary = run.summary()
+        if summary is not None and run.state(summary) == "ended" and has_finished(setup, state):
+            before = replace(setup, settings=Settings.recorded(run.record["settings"]))
+            setup = before if has_finished(before, state) else setup
+            state.clock = Clock()  # looking at the run again is no part of its time
+            state.clock.restore(summary["seconds"])
+            recorder = Recorder(faults, callbacks, None)
+        else:  # from here on the folder changes
+            store.reopen(record, plan.settings.max_stored, signs=signs)
+            recorder = Recorder(faults, callbacks, store)
+        return replace(run_campaign(setup, state, recorder), folder=run.path)
+
+    def _criterion(self, plan: CampaignPlan) -> CampaignCriterion | None:
+        return prepare_criterion(plan.settings, plan.policy, self.tested.target, self.tested.seeds, self.train)
+
+    def _record(
+        self, plan: CampaignPlan, criterion: CampaignCriterion | None, environment: dict[str, Any]
+    ) -> dict[str, Any]:
+        """What a run folder records before the first test."""
+        seeds, settings = self.tested.seeds, plan.settings
+        fitted = plan.perturbation.fitted(tuple(seeds.shape[1:]))
+        is_object = criterion is not None and isinstance(settings.criterion, Criterion)
+        return {
+            **describe_run(settings, self.tested.origin, fitted, environment),
+            **_describe_features(plan.perturbation, seeds),
+            "train_sha256": None if self.train is None else hash_seeds(read_seeds(self.train, settings.train_inputs)),
+            "criterion_sha256": hash_tensors(criterion.criterion.learnt) if criterion and is_object else None,
+            "rivals_sha256": [rival.fingerprint() for rival in plan.policy.rivals],
+        }
+
+    def _prepare(
+        self,
+        plan: CampaignPlan,
+        criterion: CampaignCriterion | None,
+        environment: dict[str, Any],
+        chunk: int | None = None,
+    ) -> Setup:
+        """The setup of a campaign. chunk: the tests per forward pass of the part that was run before."""
+        sweep = self.sweep
+        if sweep is None or chunk not in (None, sweep.calculator.chunk):  # memory may have run out in another process
+            sweep = self._sweep(plan, criterion, chunk)
+        else:
+            sweep = sweep.under(plan.perturbation)
+        return prepare(sweep, plan, criterion, environment)
+
+    def _sweep(self, plan: CampaignPlan, criterion: CampaignCriterion | None, chunk: int | None) -> CleanSweep:
+        target, seeds, *_ = self.tested
+        sweep = sweep_clean(target, seeds, plan, criterion, chunk, self.make_measurer)
+        if self.tested.class_names is not None:
+            check_classes(sweep.calculator)
+        return sweep
+
+    def check_same(self, plan: CampaignPlan, run: Reader, oracle: Oracle | None) -> None:
+        """Refuse another model, other data or other code than the run's; warn of what can change the last bits.
+
+        oracle: the run's, once its clean outputs have settled it; None if it was stopped before.
+        """
+        target, seeds, then, now = self.tested.target, self.tested.seeds, run.record["environment"], self.environment
+        refuse_changes(self.hashes, then, "run")
+        features = _describe_features(plan.perturbation, seeds)
+        if features.get("features_sha256") != run.record.get("features_sha256"):
+            raise DataError(
+                "the table's features must be the same as in the run, but they are described differently now: pass "
+                "the same features, or start a new run"
             )
-        check_same_tests(run, self.target, self.seeds, perturbation, self.clean.calculator.oracle)
+        changes = list_changes({name: then[name] for name in now if name in then}, now)
+        if changes:
+            warn(f"resumed in another environment, so the last bits and near-ties may differ: {'; '.join(changes)}")
+        if oracle is not None:
+            check_same_tests(run, target, seeds, plan.perturbation, oracle)
+
+
+@dataclass(frozen=True)
+class StoredCampaign:
+    """A run folder that is open to be resumed."""
+
+    run: Reader
+    store: Writer
+
+
+@contextmanager
+def open_stored(path: str | Path) -> Iterator[StoredCampaign]:
+    """Open a run folder to resume its campaign; no other process can resume it meanwhile."""
+    Reader(path, is_brief=True).close()  # refuses a folder without a run
+    with closing(Writer(path)) as store, closing(Reader(path, is_brief=True)) as run:
+        yield StoredCampaign(run, store)
 
 
 @contextmanager
 def open_series(
-    target: AnyTarget | nn.Module,
-    data: Any,
-    perturbations: Sequence[Perturbation],
-    settings: Settings,
+    tested: TestedModel,
+    plan: CampaignPlan,
     *,
-    origin: Origin | None = None,
-    features: Features | str | Path | None = None,
-    classes: Sequence[str] | None = None,
+    executor: RayExecutor | None = None,
+    n_threads: int | None = None,
+    train: Any = None,
 ) -> Iterator[CampaignSeries]:
-    """Run all clean inputs once, for campaigns under these perturbations with these settings in common."""
-    choose_judge(settings.judge)
-    if settings.criterion is not None or choose_policy(settings.policy).takes_rivals:
-        raise UsageError(
-            "several perturbations share one clean sweep, so they must have neither a criterion nor a policy with "
-            "rivals: leave them out, or test one perturbation with themis run"
-        )
-    tested = read_tested(target, data, perturbations, settings, origin, features, classes)
-    target, seeds, split, origin, class_names = tested
+    """Open the target, the rivals and the workers of campaigns.
+
+    plan: the only campaign, or one of them. n_threads: those of the run that is resumed.
+    """
+    target, seeds, _, origin, _ = tested
     ledger_of(target, None if origin is None else origin.weights_path()).warn(seeds)
-    with target.opened():
+    if executor is not None:
+        check_workers(executor, target, plan.policy, plan.settings)
+        n_threads = executor.threads
+    with ExitStack() as stack:
+        if n_threads is not None:
+            stack.enter_context(threads(n_threads))
+        make_measurer = stack.enter_context(start_workers(executor, tested, plan))
+        for model in (target, *plan.policy.rivals):
+            stack.enter_context(model.opened())
         refuse_tokens(target, seeds.take(torch.arange(1))[0])
-        environment = describe_environment(target.device) | describe_tested(target, seeds, origin)
-        clean = sweep_clean(target, seeds, perturbations[0], settings)
-        if class_names is not None:
-            check_classes(clean.calculator)
-        yield CampaignSeries(target, seeds, split, settings, origin, environment, clean)
+        yield CampaignSeries(tested, describe_environment(target.device), make_measurer, train)
+
+
+def refuse_changes(now: dict[str, Any], then: dict[str, Any], what: str) -> None:
+    """Refuse to resume a run or a suite with another model or other data than it has recorded."""
+    for name, subject, error in IDENTITY:
+        if now[name] != then[name]:
+            raise error(
+                f"the {subject} must be the same as in the {what}, but its hash is {now[name][:12]}... and was "
+                f"{then[name][:12]}...: pass the same {subject}, or start a new {what}"
+            )
+
+
+def _no_faults(setup: Setup) -> Faults:
+    """An empty collection of a campaign's faults, which can replay each of them."""
+    theta = tuple(dimension.name for dimension in setup.perturbation.theta)
+    layers = tuple(layer.name for layer in setup.calculator.layers)
+    handle = LiveRun(setup.calculator, setup.settings.random_seed)
+    task = setup.calculator.oracle.spec().partition(":")[0]
+    return Faults(setup.perturbation.name, theta, layers, handle, task, setup.seeds.classes)
+
+
+def _describe_features(perturbation: Perturbation, seeds: Seeds) -> dict[str, Any]:
+    """What identifies a table's features if tests depend on them, and how a report displays their values."""
+    coding = {} if seeds.coding is None else {"coding": seeds.coding.as_dict()}
+    if perturbation.inputs != "table":
+        return coding
+    axes: dict[str, Any] = getattr(seeds.features.axes, "as_dict", dict)()
+    return {
+        "features_sha256": seeds.features.sha256,
+        "feature_names": list(seeds.features.names),
+        "feature_axes": axes,
+        **coding,
+    }

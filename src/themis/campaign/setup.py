@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -53,8 +53,18 @@ LOOKED_AT = 16
 """Seeds that are disturbed with the strongest theta before the first test."""
 DISTURBED_TWICE = 4
 """Seeds on which a perturbation of the user's own is tried twice."""
-Hire = Callable[[Calculator], Measurer]
+MakeMeasurer = Callable[[Calculator], Measurer]
 """Makes what runs the inputs and tests of a calculator."""
+
+
+@dataclass(frozen=True)
+class CampaignPlan:
+    """What distinguishes a campaign from others on the same model and seeds."""
+
+    perturbation: Perturbation
+    policy: Policy
+    """How tests are chosen; nothing else may use this object while the campaign runs."""
+    settings: Settings
 
 
 @dataclass(frozen=True)
@@ -75,7 +85,6 @@ class Setup:
     target: AnyTarget
     seeds: Seeds
     perturbation: Perturbation
-    policy: Policy
     settings: Settings
     environment: dict[str, Any]
     criterion: CampaignCriterion | None
@@ -100,11 +109,6 @@ class Setup:
     def covers_neurons(self) -> bool:
         """Whether coverage is a goal; a model without hidden layers has nothing to cover."""
         return covers_neurons([layer.name for layer in self.calculator.layers], self.settings.preset)
-
-    @property
-    def test_cost(self) -> int:
-        """Passes per test of the policy."""
-        return self.calculator.cost(self.policy.needs_gradient, len(self.policy.rivals))
 
     @cached_property
     def uniform_tests(self) -> Callable[[int, int, int], Tests]:
@@ -134,25 +138,29 @@ class CleanSweep:
     """See `Setup.constant`."""
     view: View | None = None
 
+    def under(self, perturbation: Perturbation) -> CleanSweep:
+        """The same for a campaign under another perturbation, in which its passes do not count again."""
+        calculator = self.calculator.under(perturbation)
+        return replace(self, calculator=calculator, measurer=LocalMeasurer(calculator))
+
 
 def sweep_clean(
     target: AnyTarget,
     seeds: Seeds,
-    perturbation: Perturbation,
-    settings: Settings,
-    criterion: CampaignCriterion | None = None,
-    chunk: int | None = None,
-    hire: Hire = LocalMeasurer,
+    plan: CampaignPlan,
+    criterion: CampaignCriterion | None,
+    chunk: int | None,
+    make_measurer: MakeMeasurer,
 ) -> CleanSweep:
     """Trace the open target and run every clean input once.
 
-    `chunk` is the number of tests per forward pass if an earlier campaign has determined it. `hire` makes what runs
-    inputs and tests.
+    `chunk` is the number of tests per forward pass if an earlier campaign has determined it.
     """
+    settings = plan.settings
     calculator = Calculator.trace(
         target,
         seeds,
-        perturbation,
+        plan.perturbation,
         choose_oracle(target.oracle),
         batch_size=settings.batch_size,
         chunk=chunk,
@@ -160,7 +168,7 @@ def sweep_clean(
         min_ssim=settings.min_ssim,
     )
     view = calculator.observer = None if criterion is None else criterion.view(calculator)
-    measurer = hire(calculator)
+    measurer = make_measurer(calculator)
     moments = measurer.sweep()
     warn_of_changes(target)
     with step("running the model on the first inputs again"):
@@ -209,52 +217,39 @@ def _warn_of_guesses(calculator: Calculator, constant: str | None) -> None:
 
 
 def prepare(
-    target: AnyTarget,
-    seeds: Seeds,
-    perturbation: Perturbation,
-    policy: Policy,
-    settings: Settings,
-    environment: dict[str, Any],
-    criterion: CampaignCriterion | None = None,
-    chunk: int | None = None,
-    shared: CleanSweep | None = None,
-    hire: Hire = LocalMeasurer,
+    sweep: CleanSweep, plan: CampaignPlan, criterion: CampaignCriterion | None, environment: dict[str, Any]
 ) -> Setup:
-    """Trace the open target, run every clean input once, and set up the search space.
-
-    `chunk` is the number of tests per forward pass if an earlier campaign has determined it. `shared` is the clean
-    sweep of these seeds if it was run before; its passes do not count again. `hire` makes what runs inputs and tests.
-    """
-    if shared is None:
-        sweep = sweep_clean(target, seeds, perturbation, settings, criterion, chunk, hire)
-        calculator, measurer = sweep.calculator, sweep.measurer
-    else:
-        sweep, calculator = shared, shared.calculator.under(perturbation)
-        measurer = LocalMeasurer(calculator)
+    """Check the perturbation on the swept inputs, and set up the search space."""
+    calculator, measurer, settings, policy = sweep.calculator, sweep.measurer, plan.settings, plan.policy
+    perturbation, seeds = plan.perturbation, calculator.seeds
     _check_perturbation(calculator)
     slight = _describe_slight_change(calculator)
     if slight is not None:
         warn(f"{slight}: raise the magnitude, or widen the range of theta, as in gaussian_blur(sigma=0:0.2)")
     if perturbation.inputs == "any" and perturbation.family != "own" and isinstance(seeds.inputs, Tensor):
         warn_of_unequal_ranges(perturbation.name, seeds.inputs, calculator.target.bounds)
-    view, clean = sweep.view, sweep.moments
     _decide_gradient(calculator, policy)
     panel_neurons = choose_panel(calculator.n_neurons, random_seed=settings.random_seed)
-    scale = relative_scale(clean, calculator.layers) if settings.scale == "relative" else None
+    scale = relative_scale(sweep.moments, calculator.layers) if settings.scale == "relative" else None
     measurer.begin(panel_neurons, scale)
     facts, margin = _describe_seeds(calculator)
-    setup = Setup(
-        target=target,
+    test_cost = calculator.cost(policy.needs_gradient, len(policy.rivals))
+    if settings.max_passes is not None and settings.max_passes < calculator.passes + test_cost:
+        raise UsageError(
+            f"max_passes must leave room for a test after the {calculator.passes:,} passes of the clean sweep, got "
+            f"{settings.max_passes:,}: raise it, or use fewer seeds with max_seeds"
+        )
+    return Setup(
+        target=calculator.target,
         seeds=seeds,
         perturbation=calculator.perturbation,
-        policy=policy,
         settings=settings,
         environment=environment,
         criterion=criterion,
         calculator=calculator,
         measurer=measurer,
-        criterion_view=view,
-        clean=clean,
+        criterion_view=sweep.view,
+        clean=sweep.moments,
         scale=scale,
         rule=Rule(settings.tolerance, settings.draws, settings.alpha),
         panel_neurons=panel_neurons,
@@ -263,12 +258,6 @@ def prepare(
         slight=slight,
         constant=sweep.constant,
     )
-    if settings.max_passes is not None and settings.max_passes < calculator.passes + setup.test_cost:
-        raise UsageError(
-            f"max_passes must leave room for a test after the {calculator.passes:,} passes of the clean sweep, got "
-            f"{settings.max_passes:,}: raise it, or use fewer seeds with max_seeds"
-        )
-    return setup
 
 
 def _check_perturbation(calculator: Calculator) -> None:

@@ -180,10 +180,10 @@ class State:
     rounds: list[Round] = field(default_factory=list)
 
     @staticmethod
-    def initial(setup: Setup, clock: Clock) -> State:
+    def initial(setup: Setup, policy: Policy, clock: Clock) -> State:
         """The state before the first test."""
         calculator = setup.calculator
-        setup.policy.init(setup.space)
+        policy.init(setup.space)
         n_neurons = calculator.n_neurons
         unmeasured = torch.zeros(n_neurons, dtype=torch.float64, device=calculator.device)
         return State(
@@ -191,7 +191,7 @@ class State:
             panel=Panel.empty(setup.panel_neurons),
             shape=Shape.empty(len(setup.panel_neurons)),
             tally=Tally(len(setup.seeds)),
-            policy=setup.policy,
+            policy=policy,
             criterion=None if setup.criterion is None else setup.criterion.criterion,
             novelty=Novelty(setup.space),
             open_neurons=sample_neurons(unmeasured, setup.settings.sample).sort().values,

@@ -13,21 +13,28 @@ from typing import Any, Unpack
 import numpy as np
 from torch import nn
 
-from themis.campaign.callback import Callback
-from themis.campaign.series import CampaignSeries, open_series
-from themis.campaign.setup import class_numbers
+from themis.campaign.callback import Callback, Callbacks
+from themis.campaign.series import CampaignSeries, open_series, open_stored, refuse_changes
+from themis.campaign.setup import CampaignPlan, class_numbers
+from themis.campaign.tested import TestedModel, read_tested
 from themis.data.features import Features
 from themis.data.seeds import read_seeds
 from themis.errors import UsageError
+from themis.judge import choose_judge
 from themis.keywords import SuiteKeywords
-from themis.runs.environment import as_plain_data, threads
+from themis.measure.calculator import Calculator
+from themis.perturb import Perturbation
+from themis.perturb.perturbation import is_same_code
+from themis.runs.environment import as_plain_data
 from themis.runs.estimates import read_progress
 from themis.runs.run import Round, Run
 from themis.runs.source import Origin, recorded_origin
 from themis.runs.store.files import is_database
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import DATABASE
+from themis.runs.store.writer import Writer
 from themis.runs.trust import Trusted, permit
+from themis.search import choose_policy
 from themis.settings import Settings
 from themis.suites.budget import BudgetStep, MemberProgress, fixed_steps, next_step
 from themis.suites.definition import SuiteDefinition, SuiteMember, read_suite
@@ -57,6 +64,40 @@ class SuiteListener:
 
     def on_grades(self, member: str, grades: Sequence[LevelGrade]) -> None:
         """A member was graded at its levels."""
+
+
+@dataclass(frozen=True)
+class SuitePlan:
+    """What a suite does: its members, how its budget is divided, and what its campaigns have in common."""
+
+    suite: SuiteDefinition
+    options: SuiteOptions
+    settings: Settings
+
+    def __post_init__(self) -> None:
+        for member in self.suite.members:
+            if member.name in RESERVED:
+                raise UsageError(f"a member must not be named {member.name!r}, which is a file of the suite: rename it")
+        if self.settings.criterion is not None or choose_policy(self.settings.policy).takes_rivals:
+            raise UsageError(
+                "several perturbations share one clean sweep, so they must have neither a criterion nor a policy with "
+                "rivals: leave them out, or test one perturbation with themis run"
+            )
+        choose_judge(self.settings.judge)  # refuses an unknown name before anything runs
+
+    @property
+    def perturbations(self) -> list[Perturbation]:
+        return [member.perturbation for member in self.suite.members]
+
+    @property
+    def max_tests(self) -> int:
+        """The tests of all members together."""
+        return self.options.max_tests or TESTS_PER_MEMBER * len(self.suite.members)
+
+    def campaign(self, member: SuiteMember, max_tests: int | None = None) -> CampaignPlan:
+        """The campaign of a member, up to this many tests."""
+        settings = replace(self.settings, magnitude=member.magnitude, max_tests=max_tests)
+        return CampaignPlan(member.perturbation, choose_policy(settings.policy), settings)
 
 
 def run_suite(
@@ -94,21 +135,9 @@ def run_suite(
     refuse_target_options(options)
     suite_options, settings = read_options(dict(options))
     seeds = read_seeds(data, settings.max_seeds)
-    definition = choose_suite(suite, align_seeds(as_target(target), seeds).shape[1:])
-    return _run(
-        target,
-        seeds,
-        definition,
-        suite_options,
-        settings,
-        out,
-        metadata,
-        origin,
-        features,
-        classes,
-        callbacks,
-        listener,
-    )
+    plan = SuitePlan(choose_suite(suite, align_seeds(as_target(target), seeds).shape[1:]), suite_options, settings)
+    tested = read_tested(target, seeds, plan.perturbations, settings, origin, features, classes)
+    return _run(out, plan, tested, metadata, listener, callbacks)
 
 
 def resume_suite(
@@ -158,22 +187,9 @@ def resume_suite(
         definition = choose_suite(suite, align_seeds(as_target(target), seeds).shape[1:])
     if metadata is None:
         metadata = record.get("metadata")
-    with threads(record["environment"]["threads"]):
-        return _run(
-            target,
-            seeds,
-            definition,
-            options,
-            settings,
-            out,
-            metadata,
-            origin,
-            None,
-            record.get("classes"),
-            callbacks,
-            listener,
-            is_trusted=permission.is_granted,
-        )
+    plan = SuitePlan(definition, options, settings)
+    tested = read_tested(target, seeds, plan.perturbations, settings, origin, None, record.get("classes"))
+    return _run(out, plan, tested, metadata, listener, callbacks, signs=permission.is_granted)
 
 
 def _recorded_definition(record: dict[str, Any], *, imports: bool) -> SuiteDefinition:
@@ -184,46 +200,37 @@ def _recorded_definition(record: dict[str, Any], *, imports: bool) -> SuiteDefin
 
 
 def _run(
-    target: AnyTarget | nn.Module,
-    data: Any,
-    suite: SuiteDefinition,
-    options: SuiteOptions,
-    settings: Settings,
     out: str | Path,
+    plan: SuitePlan,
+    tested: TestedModel,
     metadata: Any,
-    origin: Origin | None,
-    features: Features | str | Path | None,
-    classes: Sequence[str] | None,
-    callbacks: Iterable[Callback],
     listener: SuiteListener | None,
-    is_trusted: bool = True,
+    callbacks: Iterable[Callback],
+    *,
+    signs: bool = True,
 ) -> SuiteRun:
+    """Run what is left to do of the suite in the folder `out`. signs: see `CampaignSeries.resume`."""
     began, listener = perf_counter(), listener or SuiteListener()
-    for member in suite.members:
-        if member.name in RESERVED:
-            raise UsageError(f"a member must not be named {member.name!r}, which is a file of the suite: rename it")
-    options = replace(options, max_tests=options.max_tests or TESTS_PER_MEMBER * len(suite.members))
-    perturbations = [member.perturbation for member in suite.members]
+    plan = replace(plan, suite=plan.suite.fitted(tuple(tested.seeds.shape[1:])))
+    first = plan.campaign(plan.suite.members[0])
     with closing(SuiteFolder(out)) as folder:
         stored = folder.read()
-        with open_series(
-            target, data, perturbations, settings, origin=origin, features=features, classes=classes
-        ) as series:
-            suite = suite.fitted(tuple(series.seeds.shape[1:]))
+        if stored is not None:
+            _check_same(stored, plan, folder.path)
+        n_threads = None if stored is None else stored["environment"]["threads"]
+        with open_series(tested, first, n_threads=n_threads) as series:
             if stored is not None:
-                _check_same(stored, suite, options, settings, folder.path)
-            columns = _slice_columns(series, metadata)
-            series = replace(series, is_trusted=is_trusted)
-            record = stored or _new_record(suite, options, settings, series, classes)
+                refuse_changes(series.hashes, stored["environment"], "suite")
+            series = series.with_sweep(first)
+            record = stored or _new_record(plan, series)
             if isinstance(metadata, str | Path):
                 record["metadata"] = str(Path(metadata).absolute())
-            _check_environment(record, series, folder.path)
             seconds_before = record["seconds"]
-            record = signed({**record, "state": "running", "options": _recorded_options(options)})
-            limit = TimeLimit(None if options.max_seconds is None else began + options.max_seconds)
-            work = _SuiteWork(suite, options, series, folder, record, (*callbacks, limit), listener, columns, limit)
-            assert options.max_tests is not None
-            listener.on_start(suite, len(series.seeds), options.max_tests)
+            record = signed({**record, "state": "running", "options": _recorded_options(plan)})
+            limit = TimeLimit(None if plan.options.max_seconds is None else began + plan.options.max_seconds)
+            columns = _slice_columns(series, metadata)
+            work = _SuiteWork(plan, series, folder, record, (*callbacks, limit), listener, columns, limit, signs)
+            listener.on_start(plan.suite, len(tested.seeds), plan.max_tests)
             state = "failed"
             try:
                 state = "ended" if work.run() else "out of time" if limit.is_over else "interrupted"
@@ -241,8 +248,7 @@ def _run(
 class _SuiteWork:
     """A suite being run. `record` is the content of `suite.json`, which is written before every step."""
 
-    suite: SuiteDefinition
-    options: SuiteOptions
+    plan: SuitePlan
     series: CampaignSeries
     folder: SuiteFolder
     record: dict[str, Any]
@@ -250,17 +256,21 @@ class _SuiteWork:
     listener: SuiteListener
     columns: list[SliceColumn]
     limit: TimeLimit
+    signs: bool
+    """See `CampaignSeries.resume`."""
     summaries: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Of the members that have run, by name."""
+    checked: set[str] = field(default_factory=set)
+    """Members whose campaigns are known to be of this model."""
 
     def run(self) -> bool:
         """Run what is left to do; returns whether the suite has ended, rather than being interrupted."""
-        assert self.options.max_tests is not None
-        members = {member.name: member for member in self.suite.members}
+        suite, options, max_tests = self.plan.suite, self.plan.options, self.plan.max_tests
+        members = {member.name: member for member in suite.members}
         for name in members:
             if (summary := _summary(self.folder.member(name))) is not None:
                 self.summaries[name] = summary
-        fixed = fixed_steps(self.suite.members, self.options.max_tests, self.options.share)
+        fixed = fixed_steps(suite.members, max_tests, options.share)
         begun = {step["member"]: BudgetStep(**step) for step in self.record["schedule"]}  # the last step of each member
         for step in begun.values():  # one of them may have been interrupted
             if not self._take(step, members[step.member]):
@@ -268,16 +278,14 @@ class _SuiteWork:
         for step in fixed:
             if step.member not in begun and not self._plan(step, members[step.member]):
                 return False
-        rows = graded_rows(len(self.series.seeds), self.options.level_seeds, self.series.settings.random_seed)
-        for member in self.suite.members:
+        rows = graded_rows(len(self.series.tested.seeds), options.level_seeds, self.plan.settings.random_seed)
+        for member in suite.members:
             if self.limit.is_over:
                 return False
             self._grade(member, rows)
         n_steps = sum(step["reason"] != "share" for step in self.record["schedule"])
         while True:
-            following = next_step(
-                self.suite.members, self._progress(), n_steps, self.options.max_tests, self.options.share
-            )
+            following = next_step(suite.members, self._progress(), n_steps, max_tests, options.share)
             if following is None:
                 return True
             if not self._plan(following, members[following.member]):
@@ -298,33 +306,37 @@ class _SuiteWork:
         summary = self.summaries.get(member.name)
         if summary is not None and _has_reached(summary, step.max_tests):
             return True
-        callbacks = (*self.listener.callbacks_of(out), *self.callbacks)
+        callbacks = Callbacks((*self.listener.callbacks_of(out), *self.callbacks))
+        campaign = self.plan.campaign(member, step.max_tests)
         if is_database(out / DATABASE) and _has_started(out):
-            run = self.series.resume(member.perturbation, out, callbacks, max_tests=step.max_tests)
+            with open_stored(out) as stored:
+                campaign = _recorded_campaign(campaign, stored.run)
+                if member.name not in self.checked:
+                    self.series.check_same(campaign, stored.run, _calculator(self.series).oracle)
+                run = self.series.resume(campaign, stored, callbacks, signs=self.signs)
         else:
-            run = self.series.run(
-                member.perturbation, out, callbacks, magnitude=member.magnitude, max_tests=step.max_tests
-            )
-        assert self.options.max_tests is not None
+            with closing(Writer(out)) as store:
+                run = self.series.run(campaign, store, callbacks)
+        self.checked.add(member.name)
         self.summaries[member.name] = run.summary()
         n_tests = sum(progress.tests for progress in self._progress().values())
-        self.listener.on_step(step, run, n_tests, self.options.max_tests)
+        self.listener.on_step(step, run, n_tests, self.plan.max_tests)
         return run.stop_reason != "user"
 
     def _progress(self) -> dict[str, MemberProgress]:
         none = MemberProgress(0, True, 1.0, 1.0)
         known = {name: MemberProgress.of(summary) for name, summary in self.summaries.items()}
-        return {member.name: known.get(member.name, none) for member in self.suite.members}
+        return {member.name: known.get(member.name, none) for member in self.plan.suite.members}
 
     def _grade(self, member: SuiteMember, rows: Any) -> None:
         """Grade a member at its levels, unless that was done before."""
         if not member.levels or member.name in self.record["grades"]:
             return
-        calculator, random_seed = self.series.clean.calculator, self.series.settings.random_seed
+        calculator, random_seed = _calculator(self.series), self.plan.settings.random_seed
         if self.record["clean"] is None:
             clean = grade_clean(calculator, rows)
             self.record["clean"] = plain_grade(clean)
-            self.record["graded"] = hashlib.sha256(self.series.seeds.seed_id.numpy()[rows].tobytes()).hexdigest()
+            self.record["graded"] = hashlib.sha256(self.series.tested.seeds.seed_id.numpy()[rows].tobytes()).hexdigest()
             self._count("clean", rows, np.ones(len(rows), dtype=np.int64), clean.wrong)
         graded = grade_member(calculator, member, rows, random_seed)
         self.record["grades"][member.name] = [plain_grade(grade) for grade in graded]
@@ -335,7 +347,7 @@ class _SuiteWork:
 
     def _count(self, name: str, rows: Any, tests: Any, faults: Any) -> None:
         """Add the tests and faults of some seeds to the slices."""
-        counts = np.zeros((2, len(self.series.seeds)), dtype=np.int64)
+        counts = np.zeros((2, len(self.series.tested.seeds)), dtype=np.int64)
         counts[:, rows] = tests, faults
         kept = {column["name"]: column for column in self.record["slices"]}
         for column in self.columns:
@@ -346,7 +358,7 @@ class _SuiteWork:
 
     def slices(self) -> list[dict[str, Any]]:
         """Tests and faults by slice: at the levels of members that have them, else of the uniform stream."""
-        for member in self.suite.members:
+        for member in self.plan.suite.members:
             if member.name in self.record["grades"]:
                 continue
             out = self.folder.member(member.name)
@@ -354,8 +366,8 @@ class _SuiteWork:
                 continue
             with closing(Reader(out, is_brief=True)) as run:
                 progress = read_progress(run)
-            if progress is not None and len(progress.uniform_tests_by_seed) == len(self.series.seeds):
-                rows = np.arange(len(self.series.seeds))
+            if progress is not None and len(progress.uniform_tests_by_seed) == len(self.series.tested.seeds):
+                rows = np.arange(len(self.series.tested.seeds))
                 self._count(member.name, rows, progress.uniform_tests_by_seed, progress.uniform_faults_by_seed)
         return list(self.record["slices"])
 
@@ -375,31 +387,26 @@ class TimeLimit(Callback):
             raise KeyboardInterrupt
 
 
-def _recorded_options(options: SuiteOptions) -> dict[str, Any]:
+def _recorded_options(plan: SuitePlan) -> dict[str, Any]:
     """The options that a suite keeps when it is resumed: all but the time of this call."""
-    return {name: value for name, value in asdict(options).items() if name != "max_seconds"}
+    options = {**asdict(plan.options), "max_tests": plan.max_tests}
+    return {name: value for name, value in options.items() if name != "max_seconds"}
 
 
-def _new_record(
-    suite: SuiteDefinition,
-    options: SuiteOptions,
-    settings: Settings,
-    series: CampaignSeries,
-    classes: Sequence[str] | None,
-) -> dict[str, Any]:
+def _new_record(plan: SuitePlan, series: CampaignSeries) -> dict[str, Any]:
     """The content of `suite.json` before the first test."""
-    calculator = series.clean.calculator
+    calculator, suite, tested = _calculator(series), plan.suite, series.tested
     return {
         "name": suite.name,
         "members": [{**member.plain(), "range": member.range} for member in suite.members],
         "notes": list(suite.notes),
-        "options": _recorded_options(options),
-        "settings": {name: as_plain_data(value) for name, value in asdict(settings).items()},
-        "origin": None if series.origin is None else series.origin.as_dict(),
+        "options": _recorded_options(plan),
+        "settings": {name: as_plain_data(value) for name, value in asdict(plan.settings).items()},
+        "origin": None if tested.origin is None else tested.origin.as_dict(),
         "perturbation": " + ".join(member.perturbation.name for member in suite.members),
         "perturbation_code": None,
-        "environment": series.environment,
-        "classes": None if classes is None else list(classes),
+        "environment": series.environment | series.hashes,
+        "classes": None if tested.class_names is None else list(tested.class_names),
         "fault": calculator.oracle.describe(),
         "schedule": [],
         "state": "running",
@@ -411,15 +418,14 @@ def _new_record(
     }
 
 
-def _check_same(
-    stored: dict[str, Any], suite: SuiteDefinition, options: SuiteOptions, settings: Settings, path: Path
-) -> None:
+def _check_same(stored: dict[str, Any], plan: SuitePlan, path: Path) -> None:
     """Refuse to resume another suite, or one whose finished steps would have been others."""
+    suite, options = plan.suite, plan.options
     now = [{**member.plain(), "range": member.range} for member in suite.members]
     changes = []
     if stored["name"] != suite.name or stored["members"] != _as_json(now):
         changes.append("its list of members")
-    plain = {name: as_plain_data(value) for name, value in asdict(settings).items()}
+    plain = {name: as_plain_data(value) for name, value in asdict(plan.settings).items()}
     changes += [name for name, value in plain.items() if stored["settings"].get(name) != value and name != "max_tests"]
     before = stored["options"]
     changes += [name for name in ("share", "level_seeds") if before.get(name) != getattr(options, name)]
@@ -428,20 +434,30 @@ def _check_same(
             f"{path} holds another suite ({', '.join(changes)} differ{'s' * (len(changes) == 1)}): pass the same "
             "options, or choose another folder"
         )
-    if options.max_tests is not None and options.max_tests < before["max_tests"]:
+    if plan.max_tests < before["max_tests"]:
         raise UsageError(
             f"max_tests must be at least {before['max_tests']:,}, as the suite in {path} has, got "
-            f"{options.max_tests:,}: leave it out, or choose another folder"
+            f"{plan.max_tests:,}: leave it out, or choose another folder"
         )
 
 
-def _check_environment(record: dict[str, Any], series: CampaignSeries, path: Path) -> None:
-    for name, subject in (("model_sha256", "model"), ("data_sha256", "data")):
-        if record["environment"][name] != series.environment[name]:
-            raise UsageError(
-                f"the {subject} must be the same as in the suite in {path}, but its hash differs: pass the same "
-                f"{subject}, or choose another folder"
-            )
+def _recorded_campaign(campaign: CampaignPlan, run: Reader) -> CampaignPlan:
+    """The campaign of a member as its run folder has it, which must be one under the same perturbation."""
+    perturbation = campaign.perturbation.within(run.ranges)
+    is_same = perturbation.name == run.record["perturbation"]
+    if not is_same or not is_same_code(perturbation.code, run.record["perturbation_code"]):
+        raise UsageError(
+            f"the perturbation must be the same as in {run.path}, {run.record['perturbation']!r}, got "
+            f"{perturbation.name!r}: pass the same one, or choose another folder"
+        )
+    settings = Settings.recorded({**run.record["settings"], "max_tests": campaign.settings.max_tests})
+    return replace(campaign, perturbation=perturbation, settings=settings)
+
+
+def _calculator(series: CampaignSeries) -> Calculator:
+    """The calculator of the clean sweep, which all members share."""
+    assert series.sweep is not None
+    return series.sweep.calculator
 
 
 def _as_json(value: Any) -> Any:
@@ -452,7 +468,7 @@ def _as_json(value: Any) -> Any:
 
 
 def _slice_columns(series: CampaignSeries, metadata: Any) -> list[SliceColumn]:
-    calculator, seeds = series.clean.calculator, series.seeds
+    calculator, seeds = _calculator(series), series.tested.seeds
     numbers = class_numbers(calculator.labels.cpu() if calculator.labels is not None else None, len(seeds))
     if calculator.labels is None and calculator.clean_outputs.ndim == 2 and calculator.clean_outputs.shape[1] > 1:
         numbers = calculator.clean_outputs.argmax(1).cpu().numpy()
