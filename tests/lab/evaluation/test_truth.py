@@ -89,7 +89,7 @@ def test_a_map_has_every_cell_that_fails(truth):
     expected = set()
     for seed_id, inputs, label in zip(seeds.seed_id, seeds.take(torch.arange(60)), seeds.labels, strict=True):
         own = inputs.expand(16, 1, 6, 6).contiguous()
-        disturbed = themis.perturb.names(shear, own, theta)
+        disturbed = themis.perturb.disturb(shear, own, theta)
         with torch.no_grad():
             if mutant.target.module(own[:1]).argmax() == label:
                 wrong = mutant.target.module(disturbed).argmax(1) != label
