@@ -40,12 +40,13 @@ from torch import Tensor
 
 from themis.compute.rng import Rng
 from themis.data.datasets import BLOCK
+from themis.measure.tests import Tests
 from themis.perturb import Context, Perturbation, Theta
 from themis.perturb.attack import STEPS, in_steps
 from themis.retraining.batches import can_distill
 from themis.retraining.changes import Shift, paired
 from themis.retraining.checkpoint import put_weights
-from themis.retraining.examine import Column, examine
+from themis.retraining.examine import Column, Exam, examine
 from themis.retraining.frontier import FrontierPoint, choose_point, join_frontiers, next_point
 from themis.retraining.material import Material, of_tests
 from themis.retraining.recipe import Recipe, named_perturbation
@@ -179,7 +180,7 @@ def original(row: Row, device: str, packed: str | None, share: float) -> tuple[T
 def grade(row: Row, target: Target, parts: Parts, ledger: Ledger) -> tuple[Column, Column]:
     """Clean and disturbed grades on the judge seeds, a mean over perturbations."""
     readings = [
-        examine(target, parts.judge, named_perturbation(name), ledger=ledger, draws=row.draws, passes=0)
+        examine(target, parts.judge, named_perturbation(name), Exam(draws=row.draws, passes=0), ledger=ledger)
         for name in row.perturbations
     ]
     return readings[0].clean, np.mean([reading.disturbed for reading in readings], 0)
@@ -214,7 +215,7 @@ def run(cell: Cell) -> dict[str, Any]:
     groups = None
     if row.stretch is not None:
         groups = parts.search.seed_id.numpy() // row.stretch, parts.train.seed_id.numpy() // row.stretch
-    tuned = tune(target, material, perturbations, recipe, oracle=target.oracle, fresh_from=other, groups=groups)
+    tuned = tune(target, replace(material, groups=groups), perturbations, recipe, fresh_from=other)
     trained = perf_counter()
     after = dict(zip(("clean", "disturbed"), grade(row, tuned.target, parts, tuned.ledger), strict=True))
     own = tuned.frontier[tuned.chosen].share
@@ -250,7 +251,8 @@ def _material(cell: Cell, target: Target, parts: Parts, perturbations: dict[str,
     if cell.technique not in BASELINES:  # all inputs are fresh, so one that is not used will do
         first = next(iter(perturbations.values()))
         theta, zero = np.array([[theta.low for theta in first.theta]], np.float32), np.zeros(1, np.int64)
-        return of_tests(zero, theta, zero, parts.search, first, target, clean=parts.train), 0
+        tests = Tests(zero, zero, theta, zero, np.array(["unused"]))
+        return of_tests(tests, parts.search, first, target, clean=parts.train), 0
     technique = choose_competitor(cell.technique)
     criterion = fit_criterion(technique, target, parts.train)
     materials, spent = [], 0
@@ -266,8 +268,7 @@ def _material(cell: Cell, target: Target, parts: Parts, perturbations: dict[str,
             round_size=160,
         )
         tests = executed.tests[choose_tests(executed, N_CHOSEN // len(perturbations))]
-        chosen = (tests.seed, tests.theta, tests.noise_seed)
-        materials.append(of_tests(*chosen, parts.search, perturbation, target, clean=parts.train))
+        materials.append(of_tests(tests, parts.search, perturbation, target, clean=parts.train))
         spent += executed.passes
     return reduce(join_material, materials), spent
 

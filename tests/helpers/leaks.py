@@ -3,9 +3,8 @@
 import themis
 from themis import Target
 from themis.data.groups import seed_hashes
-from themis.oracle import choose_oracle
 from themis.perturb import choose_perturbation
-from themis.retraining.examine import examine
+from themis.retraining.examine import Exam, examine
 from themis.retraining.material import of_faults
 from themis.retraining.recipe import Recipe
 from themis.retraining.tune import tune
@@ -28,16 +27,16 @@ def searched(trained, out):
 def retrained(case, target=None, parts=None):
     """One epoch on the case's faults; or of another target, on those that a campaign on other parts finds."""
     result, _, _, own, first = case
-    target, oracle = target or first, choose_oracle("wrong")
+    target = target or first
     with allow_trained_seeds():
         found = result if parts is None else themis.run(target, parts.search, NOISE, max_tests=640)
     parts = parts or own
-    material = of_faults(found.faults, parts.search, NOISE, target, clean=parts.train, oracle=oracle)
-    return tune(target, material, NOISE, Recipe(epochs=1), oracle=oracle)
+    material = of_faults(found.faults, parts.search, NOISE, target, clean=parts.train)
+    return tune(target, material, NOISE, Recipe(epochs=1))
 
 
 def judge(target, seeds, ledger):
-    return examine(target, seeds, NOISE, ledger=ledger, draws=1, passes=0)
+    return examine(target, seeds, NOISE, Exam(draws=1, passes=0), ledger=ledger)
 
 
 def assert_disjoint(parts):

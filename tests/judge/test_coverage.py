@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from themis.judge.coverage import MANY, UNSEEN_TESTS, Rule, cover, sample_neurons
+from themis.judge.coverage import MANY, UNSEEN_TESTS, Rule, Sample, cover, sample_neurons
 from themis.judge.posterior import exact
 from themis.measure.moments import Moments
 from themis.target.activations import Layer
@@ -25,7 +25,8 @@ def judge(m, is_dead=None, layers=None, **options):
     n = len(m.mean)
     is_dead = torch.zeros(n, dtype=torch.bool) if is_dead is None else is_dead
     layers = layers or [Layer("all", (n,), 0, n, None)]
-    return cover(m, layers, is_dead=is_dead, **{"rule": Rule(), "goal": 1.0, "k": 1000, **options})
+    rule, goal = options.pop("rule", Rule()), options.pop("goal", 1.0)
+    return cover(m, layers, is_dead=is_dead, rule=rule, goal=goal, sample=Sample(**{"k": 1000, **options}))
 
 
 @pytest.mark.parametrize("draws", [400, 4000, 40_000])

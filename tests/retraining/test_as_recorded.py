@@ -14,7 +14,6 @@ from safetensors.torch import load, save
 import themis
 from themis import BlackBox, Callback, DataError, StoreError, UsageError
 from themis.data.seeds import Seeds, from_arrays
-from themis.oracle import choose_oracle
 from themis.retraining.material import of_faults
 from themis.runs.parts import read_parts
 from themis.runs.replay import Replayer
@@ -128,7 +127,7 @@ def test_another_split_seed_between_campaign_and_judging_is_refused(case, tmp_pa
     assert theirs.judge.seed_id.tolist() == read_parts(other, data).judge.seed_id.tolist()
     assert theirs.judge.seed_id.tolist() != read_parts(out, data).judge.seed_id.tolist()
     with pytest.raises(DataError):  # faults of one split, seeds of another
-        of_faults(case[0].faults, theirs.search, NOISE, target, clean=theirs.train, oracle=choose_oracle("wrong"))
+        of_faults(case[0].faults, theirs.search, NOISE, target, clean=theirs.train)
 
 
 def test_a_run_that_was_not_split_has_no_judges(case, tmp_path):

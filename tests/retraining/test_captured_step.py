@@ -1,6 +1,7 @@
 """A training step that is captured as a CUDA graph trains like the plain one; what cannot be captured trains too."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ import themis
 from themis.compute.rng import host_randomness
 from themis.data.seeds import from_arrays
 from themis.measure.captured import CaptureError
-from themis.oracle import Wrong
 from themis.perturb import choose_perturbation
 from themis.retraining import tune as tune_module
 from themis.retraining.captured_step import _unchanged, can_capture
@@ -55,10 +55,11 @@ def material():
 
 
 def train(net, material, device="cpu", **options):
-    options, recipe = {key: options.pop(key) for key in ("loss", "folder", "on_epoch") if key in options}, options
+    material = replace(material, loss=options.pop("loss", None))
+    options, recipe = {key: options.pop(key) for key in ("folder", "on_epoch") if key in options}, options
     target = themis.Target(net.to(device), oracle="wrong")
     recipe.setdefault("learning_rate", RATES[recipe.setdefault("optimiser", "adam")])
-    return tune(target, material, NOISE, Recipe(**RECIPE, **recipe), oracle=Wrong(), **options)
+    return tune(target, material, NOISE, Recipe(**RECIPE, **recipe), **options)
 
 
 def weights(tuned):

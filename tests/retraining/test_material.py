@@ -1,5 +1,7 @@
 """Material holds exactly the inputs that a campaign tested, with the labels of their seeds."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import nn
 import themis
 from themis.data.seeds import read_seeds
 from themis.errors import DataError, UsageError
+from themis.measure.tests import Tests
 from themis.perturb import choose_perturbation, disturb
 from themis.retraining.material import of_faults, of_tests, spread_out
 from themis.runs.store.reader import Reader
@@ -149,12 +152,13 @@ def test_material_can_be_made_from_any_tests(case):
     target, seeds = case
     noise = choose_perturbation("gaussian", 0.5)
     theta, noise_seed = np.full((6, 1), 0.3, np.float32), np.arange(6)
-    material = of_tests(np.arange(6), theta, noise_seed, seeds, noise, target)
+    tests = Tests(noise_seed, np.arange(6), theta, noise_seed, noise_seed.astype(str))
+    material = of_tests(tests, seeds, noise, target)
     again = disturb(noise, seeds.inputs[:6], {noise.theta[0].name: 0.3})
     assert torch.equal(material.disturbed, again)
     assert torch.equal(material.disturbed_labels, seeds.labels[:6])
     pgd = choose_perturbation("pgd", 0.1)
-    alone = of_tests(np.arange(6), np.full((6, 1), 0.05, np.float32), noise_seed, seeds, pgd, target)
+    alone = of_tests(replace(tests, theta=np.full((6, 1), 0.05, np.float32)), seeds, pgd, target)
     assert bool(((alone.disturbed - seeds.inputs[:6]).abs() <= 0.0501).all())
 
 

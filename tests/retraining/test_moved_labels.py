@@ -7,9 +7,10 @@ from pixel_nets import PixelNet, scenes
 
 import themis
 from themis.data.seeds import read_seeds
+from themis.measure.tests import Tests
 from themis.perturb import choose_perturbation
 from themis.retraining.batches import Disturber
-from themis.retraining.examine import OldFaults, _grade_old, exam_tests, examine
+from themis.retraining.examine import Exam, OldFaults, _grade_old, exam_tests, examine
 from themis.retraining.grading import calculator, grade, losses
 from themis.retraining.material import of_tests
 from themis.retraining.recipe import Recipe
@@ -40,7 +41,7 @@ def draws(perturbation, n):
 def test_material_and_fresh_inputs_have_the_labels_of_the_moved_pictures(case, perturbation):
     target, seeds, oracle = case
     rows, (theta, noise_seed) = np.arange(8), draws(perturbation, 8)
-    material = of_tests(rows, theta, noise_seed, seeds, perturbation, target, oracle=oracle)
+    material = of_tests(Tests(rows, rows, theta, noise_seed, rows.astype(str)), seeds, perturbation, target)
     disturber = Disturber(target, seeds, oracle)
     fresh = disturber(perturbation, *map(torch.from_numpy, (rows, theta, noise_seed)))
     for inputs, labels in ((material.disturbed, material.disturbed_labels), fresh):
@@ -55,7 +56,7 @@ def test_material_and_fresh_inputs_have_the_labels_of_the_moved_pictures(case, p
 
 def test_a_perfect_model_is_graded_1_in_an_examination_and_keeps_that_grade(case):
     target, seeds, _ = case
-    reading = examine(target, seeds, ROTATE, ledger=Ledger(), draws=3, passes=400)
+    reading = examine(target, seeds, ROTATE, Exam(draws=3, passes=400), ledger=Ledger())
     assert reading.clean_score == reading.disturbed_score == 1
     assert reading.found is not None
     assert reading.found.distinct_faults == 0
@@ -70,9 +71,9 @@ def test_a_perfect_model_is_graded_1_in_an_examination_and_keeps_that_grade(case
 
 
 def test_a_perfect_model_is_scored_1_while_it_is_trained_and_keeps_its_loss(case):
-    target, seeds, oracle = case
+    target, seeds, _ = case
     rows, (theta, noise_seed) = np.arange(32) % 8, draws(ROTATE, 32)
-    material = of_tests(rows, theta, noise_seed, seeds, ROTATE, target, oracle=oracle)
-    tuned = tune(target, material, ROTATE, Recipe(epochs=2, batches=3, mix=1.0), oracle=oracle)
+    material = of_tests(Tests(rows, rows, theta, noise_seed, rows.astype(str)), seeds, ROTATE, target)
+    tuned = tune(target, material, ROTATE, Recipe(epochs=2, batches=3, mix=1.0))
     assert [epoch.disturbed for epoch in tuned.history] == [1, 1, 1]
     assert tuned.history[-1].loss < tuned.history[0].loss

@@ -12,7 +12,6 @@ import themis
 from themis import DataError, Target
 from themis.cli.demo import lenet5
 from themis.data.seeds import Seeds, from_arrays, from_reader, read_seeds
-from themis.oracle import choose_oracle
 from themis.retraining.material import of_faults
 from themis.retraining.recipe import Recipe
 from themis.retraining.tune import tune
@@ -137,7 +136,7 @@ def test_seeds_that_were_held_out_to_choose_the_epoch_were_seen(case, tuned):
 
 def test_disturbed_inputs_that_were_trained_on_judge_nothing(case, tuned):
     result, _, _, parts, target = case
-    material = of_faults(result.faults, parts.search, NOISE, target, clean=parts.train, oracle=choose_oracle("wrong"))
+    material = of_faults(result.faults, parts.search, NOISE, target, clean=parts.train)
     with pytest.raises(DataError, match=REFUSED):
         judge(tuned.target, from_arrays(material.disturbed, material.disturbed_labels), tuned.ledger)
 
@@ -219,10 +218,9 @@ def test_what_was_trained_on_in_round_1_does_not_judge_in_round_2(case, tuned, t
 def test_a_round_in_memory_carries_the_round_before(case, tuned):
     parts = case[3]
     result, target = case[0], tuned.target
-    oracle = choose_oracle("wrong")
     rest = parts.judge[: len(parts.judge) // 2]
-    material = of_faults(result.faults, parts.search, NOISE, target, limit=20, clean=rest, oracle=oracle)
-    again = tune(target, material, NOISE, Recipe(epochs=1), oracle=oracle)
+    material = of_faults(result.faults, parts.search, NOISE, target, limit=20, clean=rest)
+    again = tune(target, material, NOISE, Recipe(epochs=1))
     for seen in (parts.train, rest):  # the first round's, and this one's
         with pytest.raises(DataError, match=REFUSED):
             judge(again.target, seen, again.ledger)

@@ -14,6 +14,7 @@ from themis.data.groups import seed_hashes
 from themis.data.rows import RowCache, Rows
 from themis.data.seeds import Seeds, read_seeds
 from themis.errors import DataError, ModelError, StoreError, UsageError
+from themis.measure.tests import Tests
 from themis.oracle import Multilabel, Regression, Segmentation, Threshold, Wrong
 from themis.perturb import choose_perturbation
 from themis.retraining import batches
@@ -57,6 +58,11 @@ def case(trained):
     return target, of_faults(run.faults, pool, NOISE, target, clean=clean, limit=600), judge
 
 
+def some_tests(seed, theta):
+    """Tests of the seeds in the rows `seed`, with other noise each."""
+    return Tests(np.arange(len(seed)), seed, theta, np.arange(len(seed)), np.full(len(seed), "some"))
+
+
 def weights(target):
     return {name: tensor.clone() for name, tensor in target.module.state_dict().items()}
 
@@ -79,7 +85,7 @@ def test_a_model_improves_on_unseen_seeds_and_the_original_is_not_changed(case):
     before, flags = weights(target), [each.training for each in target.module.modules()]
     epochs = []
     recipe = Recipe(epochs=3, batches=40, tolerance=0.01)
-    tuned = tune(target, material, NOISE, recipe, oracle=WRONG, on_epoch=epochs.append)
+    tuned = tune(target, material, NOISE, recipe, on_epoch=epochs.append)
     assert same(weights(target), before)
     assert flags == [each.training for each in target.module.modules()]
     assert all(each.grad is None for each in target.module.parameters())
@@ -103,14 +109,14 @@ def test_the_same_random_seed_gives_the_same_weights_and_another_seed_different_
     target, material, _ = case
     recipe = Recipe(epochs=2, batches=6)
     torch.manual_seed(1)
-    first = tune(target, material, NOISE, recipe, oracle=WRONG)
+    first = tune(target, material, NOISE, recipe)
     torch.manual_seed(2)
     state = torch.get_rng_state()
-    second = tune(target, material, NOISE, recipe, oracle=WRONG)
+    second = tune(target, material, NOISE, recipe)
     assert torch.equal(torch.get_rng_state(), state)
     assert first.best > 0
     assert same(weights(first.target), weights(second.target))
-    other = tune(target, material, NOISE, Recipe(epochs=2, batches=6, random_seed=1), oracle=WRONG)
+    other = tune(target, material, NOISE, Recipe(epochs=2, batches=6, random_seed=1))
     assert not same(weights(first.target), weights(other.target))
 
 
@@ -139,7 +145,7 @@ def test_a_training_whose_first_epoch_breaks_the_model_begins_again_with_a_lower
     recipe, epochs = Recipe(epochs=3), []
     warning = r"with learning_rate 0.0003, the first epoch took the clean score .* begins again with 3e-05"
     with pytest.warns(RuntimeWarning, match=warning):
-        tuned = tune(target, material, NOISE, recipe, oracle=WRONG, on_epoch=epochs.append)
+        tuned = tune(target, material, NOISE, recipe, on_epoch=epochs.append)
     assert [each.number for each in epochs] == [0, 1, 1, 2, 3]
     before, broken, *kept = epochs
     assert broken.clean < before.clean - tuning.BROKEN
@@ -152,11 +158,11 @@ def test_a_training_whose_first_epoch_breaks_the_model_begins_again_with_a_lower
             raise StoppedError
 
     with pytest.warns(RuntimeWarning, match=warning), pytest.raises(StoppedError):
-        tune(target, material, NOISE, recipe, oracle=WRONG, folder=tmp_path, on_epoch=stop)
-    resumed = tune(target, material, NOISE, recipe, oracle=WRONG, folder=tmp_path)
+        tune(target, material, NOISE, recipe, folder=tmp_path, on_epoch=stop)
+    resumed = tune(target, material, NOISE, recipe, folder=tmp_path)
     assert same(weights(resumed.target), weights(tuned.target))
     with pytest.warns(RuntimeWarning, match="with learning_rate 0.0003, the first epoch .*: lower it"):
-        forced = tune(target, material, NOISE, replace(recipe, learning_rate=3e-4), oracle=WRONG)
+        forced = tune(target, material, NOISE, replace(recipe, learning_rate=3e-4))
     assert forced.history[1].clean == broken.clean
     assert len(forced.history) == 4
 
@@ -174,7 +180,7 @@ def test_a_training_that_is_interrupted_after_any_epoch_resumes_to_the_same_weig
     recipe = Recipe(
         epochs=4, batches=5, optimiser=optimiser, learning_rate=0.01, statistics="update", schedule="one-cycle"
     )
-    whole = tune(target, material, NOISE, recipe, oracle=WRONG)
+    whole = tune(target, material, NOISE, recipe)
     assert whole.best > 1
     for at in range(1, 4):
         folder = tmp_path / str(at)
@@ -184,20 +190,20 @@ def test_a_training_that_is_interrupted_after_any_epoch_resumes_to_the_same_weig
                 raise StoppedError
 
         with pytest.raises(StoppedError):
-            tune(target, material, NOISE, recipe, oracle=WRONG, folder=folder, on_epoch=stop)
+            tune(target, material, NOISE, recipe, folder=folder, on_epoch=stop)
         epochs = []
-        resumed = tune(target, material, NOISE, recipe, oracle=WRONG, folder=folder, on_epoch=epochs.append)
+        resumed = tune(target, material, NOISE, recipe, folder=folder, on_epoch=epochs.append)
         assert same(weights(resumed.target), weights(whole.target))
         assert resumed.best == whole.best
         assert [(each.number, each.score) for each in epochs] == [(each.number, each.score) for each in whole.history]
-    again = tune(target, material, NOISE, recipe, oracle=WRONG, folder=folder)
+    again = tune(target, material, NOISE, recipe, folder=folder)
     assert again.history == resumed.history
     assert same(weights(again.target), weights(whole.target))
     with pytest.raises(UsageError, match=r"must belong to this training.*give another folder"):
-        tune(target, material, NOISE, Recipe(epochs=5), oracle=WRONG, folder=folder)
+        tune(target, material, NOISE, Recipe(epochs=5), folder=folder)
     (folder / "checkpoint.pt").write_bytes(b"no checkpoint")
     with pytest.raises(StoreError, match="damaged"):
-        tune(target, material, NOISE, recipe, oracle=WRONG, folder=folder)
+        tune(target, material, NOISE, recipe, folder=folder)
 
 
 def test_held_out_seeds_are_in_no_batch(case, monkeypatch):
@@ -217,7 +223,7 @@ def test_held_out_seeds_are_in_no_batch(case, monkeypatch):
         "forward",
         lambda self, x, *rest: (seen.append((self.module.training, x)), forward(self, x, *rest))[1],
     )
-    tune(target, material, NOISE, recipe, oracle=WRONG)
+    tune(target, material, NOISE, recipe)
     trained = {each.numpy().tobytes() for training, x in seen if training for each in x}
     held = [*material.pool.inputs[split.held_pool], *material.clean.inputs[split.held_clean]]
     held += [
@@ -230,7 +236,7 @@ def test_held_out_seeds_are_in_no_batch(case, monkeypatch):
 def test_up_to_half_of_the_searched_seeds_are_held_out_if_there_are_others_to_learn_from(case):
     target, material, _ = case
     pool = material.pool[torch.arange(100)]
-    own = of_tests(np.arange(40), np.full((40, 1), 0.3, np.float32), np.arange(40), pool, NOISE, target, material.clean)
+    own = of_tests(some_tests(np.arange(40), np.full((40, 1), 0.3, np.float32)), pool, NOISE, target, material.clean)
     hashes = (seed_hashes(pool), seed_hashes(own.clean))
     assert len(np.unique(hashes[1])) == 200
     split = hold_out(own, hashes, Recipe(hold_out=0.1))
@@ -245,7 +251,7 @@ def test_up_to_half_of_the_searched_seeds_are_held_out_if_there_are_others_to_le
 def test_copies_of_a_picture_are_held_out_together(case):
     target, material, _ = case
     pool = read_seeds((material.pool.inputs[:20].repeat(2, 1, 1, 1), material.pool.labels[:20].repeat(2)))
-    twice = of_tests(np.arange(40), np.full((40, 1), 0.3, np.float32), np.arange(40), pool, NOISE, target)
+    twice = of_tests(some_tests(np.arange(40), np.full((40, 1), 0.3, np.float32)), pool, NOISE, target)
     split = hold_out(twice, (seed_hashes(pool), seed_hashes(twice.clean)), Recipe())
     assert sorted(split.held_pool % 20) == sorted(np.repeat(np.unique(split.held_pool % 20), 2))
     assert 0 < len(split.held_pool) < 40
@@ -278,11 +284,11 @@ def test_a_training_holds_out_whole_groups_and_does_not_resume_with_others(case,
     original = tuning.hold_out
     monkeypatch.setattr(tuning, "hold_out", lambda *given: splits.append(original(*given)) or splits[-1])
     recipe = Recipe(epochs=1, batches=2)
-    tuned = tune(target, material, NOISE, recipe, oracle=WRONG, folder=tmp_path, groups=groups)
+    tuned = tune(target, replace(material, groups=groups), NOISE, recipe, folder=tmp_path)
     assert set(np.bincount(splits[0].held_pool // 40)) == {0, 40}
     assert tuned.frontier[-1].falls[0][2] == len(splits[0].held_pool)
     with pytest.raises(UsageError, match="must belong to this training"):
-        tune(target, material, NOISE, recipe, oracle=WRONG, folder=tmp_path)
+        tune(target, material, NOISE, recipe, folder=tmp_path)
 
 
 def test_a_training_takes_few_steps_of_an_attack_and_is_judged_by_all(case, monkeypatch):
@@ -298,7 +304,7 @@ def test_a_training_takes_few_steps_of_an_attack_and_is_judged_by_all(case, monk
     attack = choose_perturbation("pgd", 0.1)
     for recipe, passes in ((Recipe(epochs=1, batches=2), 6), (Recipe(epochs=1, batches=2, attack_steps=10), 30)):
         spent.clear()
-        tune(target, material, attack, recipe, oracle=WRONG)
+        tune(target, material, attack, recipe)
         assert spent.count(passes) >= 2
         assert set(spent) == {passes, 30}
 
@@ -306,13 +312,13 @@ def test_a_training_takes_few_steps_of_an_attack_and_is_judged_by_all(case, monk
 def test_the_steps_of_attacks_identify_a_training_that_has_one(case, tmp_path):
     target, material, _ = case
     recipe, other = Recipe(epochs=1, batches=2), Recipe(epochs=1, batches=2, attack_steps=1)
-    first = tune(target, material, NOISE, recipe, oracle=WRONG, folder=tmp_path / "noise")
-    again = tune(target, material, NOISE, other, oracle=WRONG, folder=tmp_path / "noise")
+    first = tune(target, material, NOISE, recipe, folder=tmp_path / "noise")
+    again = tune(target, material, NOISE, other, folder=tmp_path / "noise")
     assert first.history == again.history  # it was resumed at its end
     attack = choose_perturbation("pgd", 0.1)
-    tune(target, material, attack, recipe, oracle=WRONG, folder=tmp_path / "attack")
+    tune(target, material, attack, recipe, folder=tmp_path / "attack")
     with pytest.raises(UsageError, match="must belong to this training"):
-        tune(target, material, attack, other, oracle=WRONG, folder=tmp_path / "attack")
+        tune(target, material, attack, other, folder=tmp_path / "attack")
 
 
 def test_seeds_that_fall_together_say_less():
@@ -341,7 +347,7 @@ def test_a_bad_recipe_returns_the_original_model(case):
     target, material, _ = case
     recipe = Recipe(epochs=2, batches=3, optimiser="sgd", learning_rate=3.0, schedule="constant")
     with pytest.warns(RuntimeWarning, match="lower it"):
-        tuned = tune(target, material, NOISE, recipe, oracle=WRONG)
+        tuned = tune(target, material, NOISE, recipe)
     assert tuned.best == tuned.chosen == 0
     assert same(weights(tuned.target), weights(target))
 
@@ -349,7 +355,7 @@ def test_a_bad_recipe_returns_the_original_model(case):
 def test_a_training_that_does_not_improve_stops_early(case):
     target, material, _ = case
     recipe = Recipe(epochs=9, batches=1, learning_rate=1e-12, patience=2)
-    assert len(tune(target, material, NOISE, recipe, oracle=WRONG).history) == 4  # no epoch is better than the first
+    assert len(tune(target, material, NOISE, recipe).history) == 4  # no epoch is better than the first
 
 
 def test_a_loss_that_is_not_finite_is_an_error_and_the_best_weights_are_kept(case, tmp_path):
@@ -362,7 +368,7 @@ def test_a_loss_that_is_not_finite_is_an_error_and_the_best_weights_are_kept(cas
         return loss * torch.nan if calls.count(64) > 8 and torch.is_grad_enabled() else loss
 
     with pytest.raises(ModelError, match=r"not in epoch 3: lower learning_rate.*best weights \(epoch \d\) are in"):
-        tune(target, material, NOISE, Recipe(batches=4), oracle=WRONG, folder=tmp_path, loss=breaking)
+        tune(target, replace(material, loss=breaking), NOISE, Recipe(batches=4), folder=tmp_path)
     again = copy.deepcopy(target.module)
     load_weights(again, tmp_path / "best.safetensors")
     assert all(bool(each.isfinite().all()) for each in again.parameters())
@@ -372,13 +378,13 @@ def test_a_loss_that_is_not_finite_is_an_error_and_the_best_weights_are_kept(cas
 
 def test_only_named_layers_are_trained(case):
     target, material, _ = case
-    tuned = tune(target, material, NOISE, Recipe(epochs=1, batches=8, layers=["conv2.*"], share=1.0), oracle=WRONG)
+    tuned = tune(target, material, NOISE, Recipe(epochs=1, batches=8, layers=["conv2.*"], share=1.0))
     before, after = weights(target), weights(tuned.target)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {"conv2.weight", "conv2.bias"}
     assert all(each.requires_grad for each in tuned.target.module.parameters())
     with pytest.raises(UsageError, match=r"'cnv\*' matches none: known: conv1"):
-        tune(target, material, NOISE, Recipe(layers=["cnv*"]), oracle=WRONG)
+        tune(target, material, NOISE, Recipe(layers=["cnv*"]))
 
 
 def test_frozen_parameters_stay_frozen_unless_all_are():
@@ -400,13 +406,13 @@ def test_training_that_cannot_run_is_refused(case):
     box = themis.BlackBox(lambda x: target.forward(x))
     for refused in (script, exported, box, themis.Target(nn.Flatten())):
         with pytest.raises(UsageError, match="retraining needs a PyTorch model, got"):
-            tune(refused, material, NOISE, Recipe(), oracle=WRONG)
+            tune(refused, material, NOISE, Recipe())
 
 
 def test_half_precision_is_trained_in_float32_and_returned_in_half(case):
     target, material, judge = case
     half = themis.Target(copy.deepcopy(target.module).to(torch.bfloat16), oracle="wrong")
-    tuned = tune(half, material, NOISE, Recipe(epochs=2, batches=20), oracle=WRONG)
+    tuned = tune(half, material, NOISE, Recipe(epochs=2, batches=20))
     assert {each.dtype for each in tuned.target.module.parameters()} == {torch.bfloat16}
     assert tuned.best > 0
     assert scores(tuned.target, judge)[1] > scores(half, judge)[1] + 0.03  # by 0.1
@@ -418,7 +424,7 @@ def test_statistics_of_normalisation_are_updated_only_on_request(case):
     target = themis.Target(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(784), nn.Linear(784, 10)), oracle="wrong")
     for statistics, is_same in (("keep", True), ("update", False)):
         recipe = Recipe(epochs=1, batches=5, statistics=statistics, learning_rate=0.01)
-        tuned = tune(target, material, NOISE, recipe, oracle=WRONG)
+        tuned = tune(target, material, NOISE, recipe)
         assert tuned.best == 1
         before, after = target.module[1], tuned.target.module[1]
         assert torch.equal(before.running_var, after.running_var) == is_same
@@ -429,9 +435,9 @@ def test_attacks_use_the_current_weights(case):
     target, material, _ = case
     fgsm = choose_perturbation("fgsm", 0.2)
     theta = np.full((400, 1), 0.2, np.float32)
-    some = of_tests(np.arange(400), theta, np.arange(400), material.pool, fgsm, target, material.clean)
+    some = of_tests(some_tests(np.arange(400), theta), material.pool, fgsm, target, material.clean)
     recipe = Recipe(epochs=1, batches=40, fresh=1.0, mix=0.5, share=1.0, learning_rate=3e-3)
-    tuned = tune(target, some, fgsm, recipe, oracle=WRONG)
+    tuned = tune(target, some, fgsm, recipe)
     assert tuned.history[tuned.best].disturbed > tuned.history[0].disturbed + 0.03  # by 0.09
 
     current = themis.Target(copy.deepcopy(target.module), oracle="wrong")
@@ -448,20 +454,20 @@ def test_attacks_use_the_current_weights(case):
 def test_the_frontier_leads_from_the_old_weights_to_the_trained_ones(case, tmp_path):
     target, material, _ = case
     recipe = Recipe(epochs=2, batches=12)
-    tuned = tune(target, material, NOISE, recipe, oracle=WRONG, folder=tmp_path)
+    tuned = tune(target, material, NOISE, recipe, folder=tmp_path)
     points = tuned.frontier
     assert [point.share for point in points] == list(SHARES)
     assert (points[0].clean, points[0].disturbed, points[0].lost) == (tuned.history[0].clean, points[0].disturbed, 0)
     assert points[-1].disturbed == tuned.history[max(tuned.best, 1)].disturbed > points[0].disturbed
     within = [point for point in points if point.lost <= recipe.tolerance]
     assert points[tuned.chosen].disturbed == max(point.disturbed for point in within)
-    whole = tune(target, material, NOISE, replace(recipe, share=1.0), oracle=WRONG, folder=tmp_path)
-    half = tune(target, material, NOISE, replace(recipe, share=0.5), oracle=WRONG, folder=tmp_path)
+    whole = tune(target, material, NOISE, replace(recipe, share=1.0), folder=tmp_path)
+    half = tune(target, material, NOISE, replace(recipe, share=0.5), folder=tmp_path)
     assert whole.history == half.history == tuned.history  # not trained again
     assert half.frontier == points
     way = [each.module.conv1.weight for each in (target, half.target, whole.target)]
     assert torch.allclose(way[1], (way[0] + way[2]) / 2, atol=1e-6)
-    third = tune(target, material, NOISE, replace(recipe, share=0.33), oracle=WRONG, folder=tmp_path)
+    third = tune(target, material, NOISE, replace(recipe, share=0.33), folder=tmp_path)
     assert third.frontier[third.chosen].share == 0.33
 
 
@@ -575,18 +581,18 @@ def test_data_that_is_read_row_by_row_gives_the_same_weights(case):
         return Seeds(rows, seeds.labels, seeds.seed_id)
 
     recipe = Recipe(epochs=1, batches=4, share=1.0)
-    whole = tune(target, material, NOISE, recipe, oracle=WRONG)
+    whole = tune(target, material, NOISE, recipe)
     streamed = replace(material, pool=unread(material.pool), clean=unread(material.clean))
-    assert same(weights(tune(target, streamed, NOISE, recipe, oracle=WRONG).target), weights(whole.target))
+    assert same(weights(tune(target, streamed, NOISE, recipe).target), weights(whole.target))
 
 
 def test_the_old_answers_are_the_same_whether_they_are_kept_or_not(case, monkeypatch):
     target, material, _ = case
     recipe = Recipe(epochs=1, batches=6, share=1.0, learning_rate=3e-3, blend=0.0)
-    kept = weights(tune(target, material, NOISE, recipe, oracle=WRONG).target)
-    without = weights(tune(target, material, NOISE, replace(recipe, distill=0.0), oracle=WRONG).target)
+    kept = weights(tune(target, material, NOISE, recipe).target)
+    without = weights(tune(target, material, NOISE, replace(recipe, distill=0.0)).target)
     monkeypatch.setattr(batches, "MAX_ANSWERS", 0)
-    asked = weights(tune(target, material, NOISE, recipe, oracle=WRONG).target)
+    asked = weights(tune(target, material, NOISE, recipe).target)
     for name, tensor in kept.items():
         assert torch.allclose(tensor, asked[name], atol=1e-4)
         assert not torch.allclose(tensor, without[name], atol=1e-4)
@@ -685,7 +691,7 @@ def test_the_old_numbers_are_those_for_blended_pictures():
     target = themis.Target(nn.Sequential(nn.Flatten(), nn.Linear(36, 1)), oracle=oracle)
     with torch.no_grad():
         seeds = seeds.with_labels(target.module(seeds.inputs)[:, 0])
-    material = of_tests(zero, np.zeros((1, 1), np.float32), zero, seeds, NOISE, target, oracle=oracle)
+    material = of_tests(some_tests(zero, np.zeros((1, 1), np.float32)), seeds, NOISE, target)
     made = batches_of((target, material, None), oracle)
     with target.opened(), torch.no_grad():
         batch = next(made.epoch(1))
@@ -722,7 +728,8 @@ def test_the_learning_rate_follows_the_task_unless_it_is_given(case):
     single = themis.Target(nn.Sequential(target.module, nn.Linear(10, 1)), oracle=oracle)
 
     def rate(target, oracle, **options):
-        tuned = tune(target, material, NOISE, Recipe(epochs=1, batches=1, **options), oracle=oracle)
+        target = replace(target, oracle=oracle)
+        tuned = tune(target, material, NOISE, Recipe(epochs=1, batches=1, **options))
         return tuned.history[1].learning_rate
 
     assert rate(target, WRONG) == rate(target, WRONG, distill=0.0) == 3e-4
@@ -748,9 +755,9 @@ def test_an_epoch_is_reported_with_the_time_that_is_left():
 def test_large_batches_can_be_trained_in_parts_and_in_lower_precision(case):
     target, material, _ = case
     recipe = Recipe(epochs=1, batches=4, share=1.0, steer=0.0)
-    whole = tune(target, material, NOISE, recipe, oracle=WRONG)
-    parts = tune(target, material, NOISE, replace(recipe, accumulate=3), oracle=WRONG)
-    lower = tune(target, material, NOISE, replace(recipe, autocast=True), oracle=WRONG)
+    whole = tune(target, material, NOISE, recipe)
+    parts = tune(target, material, NOISE, replace(recipe, accumulate=3))
+    lower = tune(target, material, NOISE, replace(recipe, autocast=True))
     for name, tensor in weights(whole.target).items():
         assert torch.allclose(tensor, weights(parts.target)[name], atol=1e-4)
         assert torch.allclose(tensor, weights(lower.target)[name], atol=1e-2)
@@ -778,9 +785,9 @@ def test_every_task_learns(task):
     noise = choose_perturbation("gaussian", 0.1)
     theta = np.full((100, 1), 0.1, np.float32)
     pool, clean = seeds[torch.arange(100)], seeds[torch.arange(100, 200)]
-    material = of_tests(np.arange(100), theta, np.arange(100), pool, noise, target, clean, oracle)
+    material = of_tests(some_tests(np.arange(100), theta), pool, noise, target, clean)
     recipe = Recipe(epochs=4, batches=40, learning_rate=0.02, share=1.0)
-    tuned = tune(target, material, noise, recipe, oracle=oracle)
+    tuned = tune(target, material, noise, recipe)
     first, best = tuned.history[0], tuned.history[tuned.best]
     assert tuned.best > 0
     assert tuned.history[-1].loss < 0.8 * first.loss
@@ -811,7 +818,8 @@ def test_a_custom_oracle_needs_a_loss(case):
     target, material, _ = case
     own = themis.oracle.Compare(lambda clean, outputs, labels: outputs.argmax(1) != labels)
     with pytest.raises(UsageError, match="pass loss=function"):
-        tune(target, material, NOISE, Recipe(), oracle=own)
+        tune(replace(target, oracle=own), material, NOISE, Recipe())
     recipe = Recipe(epochs=1, batches=20)
-    tuned = tune(target, material, NOISE, recipe, oracle=own, loss=nn.functional.cross_entropy)
+    material = replace(material, loss=nn.functional.cross_entropy)
+    tuned = tune(replace(target, oracle=own), material, NOISE, recipe)
     assert tuned.best == 1

@@ -12,7 +12,7 @@ from themis.campaign.setup import Setup, class_numbers
 from themis.campaign.state import State
 from themis.campaign.stop import is_little_left
 from themis.judge import choose_judge
-from themis.judge.coverage import Coverage, cover, rescale
+from themis.judge.coverage import Coverage, Sample, cover, rescale
 from themis.judge.estimate import Estimate
 from themis.judge.gibbs import gibbs
 from themis.judge.interval import coverage_interval, design_effect
@@ -157,10 +157,12 @@ def _cover(setup: Setup, state: State, moments: Moments, judge: Judge) -> tuple[
         is_dead=_is_dead(setup.clean, moments),
         rule=setup.rule,
         goal=settings.coverage or 1.0,
-        k=settings.sample,
-        judge=judge,
-        random_seed=settings.random_seed + len(state.rounds),
-        names_neurons=state.policy.needs_gradient or setup.space.gradient_cost is not None,
+        sample=Sample(
+            settings.sample,
+            judge,
+            settings.random_seed + len(state.rounds),
+            names_neurons=state.policy.needs_gradient or setup.space.gradient_cost is not None,
+        ),
     )
 
 

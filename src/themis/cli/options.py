@@ -154,21 +154,19 @@ def add_option(
     *,
     is_required: bool = False,
     shows_default: bool = True,
-    metavar: str | None = None,
-) -> None:
+) -> argparse.Action:
     """Add a flag that takes a value, unless it can only be switched on: `max_tests` becomes `--max-tests`."""
     if kind is bool and default is False:
-        group.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=text.replace("%", "%%"))
-        return
+        return group.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=text.replace("%", "%%"))
     if shows_default and default not in (None, ""):
         text = f"{text} (default: {format_value(default)})"
-    group.add_argument(
+    return group.add_argument(
         f"--{name.replace('_', '-')}",
         action=Repeated if name in REPEATED else Option,
         kind=kind,
         is_required=is_required,
         default=default,
-        metavar=metavar or METAVARS.get(name) or placeholder(kind),
+        metavar=METAVARS.get(name) or placeholder(kind),
         help=text.replace("%", "%%"),
     )
 

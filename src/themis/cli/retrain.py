@@ -58,7 +58,7 @@ def add_arguments(parser: Parser) -> None:
     measuring = parser.add_argument_group("what is measured")
     add_fields(measuring, RetrainingPlan)
     text = "data to judge by if the run was not split, as in --data of themis run"
-    add_option(measuring, "judge", str | None, None, text, metavar="DATA")
+    add_option(measuring, "judge", str | None, None, text).metavar = "DATA"
     text = "exit code 1 unless the disturbed score gains this much and the clean one stays within --tolerance"
     add_option(measuring, "fail_under", float | None, None, text)
     location = parser.add_argument_group("model and data, if not as recorded in the run")

@@ -82,39 +82,39 @@ class Coverage:
     """Tests still needed to reach the goal, if the spreads stay as they are; None while it is unknown."""
 
 
-def cover(
-    moments: Moments,
-    layers: Sequence[Layer],
-    *,
-    is_dead: Tensor,
-    rule: Rule,
-    goal: float,
-    k: int,
-    judge: Judge = exact,
-    random_seed: int = 0,
-    names_neurons: bool = True,
-) -> tuple[Coverage, Tensor | None]:
-    """Coverage of `moments`, and the sampled neurons that have not converged (flat indices, ascending).
+@dataclass(frozen=True)
+class Sample:
+    """The sampled neurons, and how they are judged."""
 
-    Without `names_neurons`, the closed form counts the sample instead of sorting all neurons, and the second is None.
-    """
+    k: int
+    judge: Judge = exact
+    random_seed: int = 0
+    names_neurons: bool = True
+    """Whether to name those that have not converged; if not, the closed form counts them without sorting neurons."""
+
+
+def cover(
+    moments: Moments, layers: Sequence[Layer], *, is_dead: Tensor, rule: Rule, goal: float, sample: Sample
+) -> tuple[Coverage, Tensor | None]:
+    """Coverage of `moments`, and the sampled neurons that have not converged (flat indices, ascending) if wanted."""
+    k, judge = sample.k, sample.judge
     is_judged = ~is_dead
     n_tests, n_judged = int(moments.count), int(is_judged.sum())
     converged = rule.converged(exact(moments, draws=rule.draws), moments) & is_judged
     is_unseen = (moments.mean == 0) & is_judged & (n_tests < UNSEEN_TESTS)
     open_neurons = None
-    if judge is exact and not names_neurons:
+    if judge is exact and not sample.names_neurons:
         sampled = _count_sample(is_judged & (moments.variance == 0), converged, n_judged, k)
         needed = _tests_needed(moments, rule)[is_judged]
     else:
         judged = is_judged.nonzero().squeeze(1)
-        sample = judged[sample_neurons(moments.variance[judged], k)]
-        chosen = moments[sample]
-        is_open = ~converged[sample]
-        if judge is not exact and len(sample) and n_tests:
-            is_open = ~rule.converged(judge(chosen, draws=rule.draws, random_seed=random_seed), chosen)
-        sampled = int((~is_open).sum()) / max(len(sample), 1)
-        open_neurons = sample[is_open].sort().values
+        neurons = judged[sample_neurons(moments.variance[judged], k)]
+        chosen = moments[neurons]
+        is_open = ~converged[neurons]
+        if judge is not exact and len(neurons) and n_tests:
+            is_open = ~rule.converged(judge(chosen, draws=rule.draws, random_seed=sample.random_seed), chosen)
+        sampled = int((~is_open).sum()) / max(len(neurons), 1)
+        open_neurons = neurons[is_open].sort().values
         needed = _tests_needed(chosen, rule)
     by_layer = _share(*_count(torch.stack([converged, is_judged]), layers))
     coverage = Coverage(

@@ -17,7 +17,7 @@ from themis.retraining.figure import draw
 from themis.retraining.grading import Loss, name_loss
 from themis.retraining.recipe import FREE, Recipe, RetrainingPlan, task_defaults
 from themis.retraining.result import Retrained, Stage, markdown, verdict
-from themis.retraining.source import open_sources
+from themis.retraining.source import Given, open_sources
 from themis.retraining.steps import WEIGHTS, Retraining, run_rounds
 from themis.runs.environment import describe_environment
 from themis.runs.run import Run
@@ -67,10 +67,10 @@ def retrain(
     if not runs:
         raise UsageError("run must be a finished Run or the folder of one, or several of them, got none")
     _check_several(runs, plan, perturbation)
-    places = {"target": target, "data": data, "judge": judge, "origin": origin, "train": train, "trust": trust}
+    given = Given(target, data, judge, perturbation, origin, train, trust)
     with (
         closing(ExperimentFolder(out, "retraining")) as folder,
-        open_sources(runs, perturbation=perturbation, **places) as source,
+        open_sources(runs, given) as source,
     ):
         with nullcontext() if source.origin is None else source.origin.in_folder():
             cases = {**source.perturbations, **plan.examined(), **own}

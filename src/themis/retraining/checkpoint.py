@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from themis.errors import StoreError, UsageError
-from themis.measure.tests import Ints
 from themis.oracle import Oracle
 from themis.perturb import Perturbation
 from themis.reading import open_regular
+from themis.retraining.grading import name_loss
 from themis.retraining.material import Material
 from themis.retraining.recipe import Recipe
 from themis.runs.store.files import explained, write_file
@@ -38,8 +38,6 @@ def training_key(
     recipe: Recipe,
     oracle: Oracle,
     ledger: Ledger,
-    loss: str = "",
-    groups: tuple[Ints, Ints] | None = None,
 ) -> str:
     """Identifies a training by everything that its weights depend on, except for devices and versions."""
     tensors = {
@@ -47,7 +45,7 @@ def training_key(
         "labels": material.disturbed_labels,
         "seed": material.seed,
         "seeds": torch.from_numpy(ledger.hashes.view(np.int64)),
-        **({} if groups is None else {"groups": torch.from_numpy(np.concatenate(groups))}),
+        **({} if material.groups is None else {"groups": torch.from_numpy(np.concatenate(material.groups))}),
     }
     cases = [
         (name, perturbation.name, [(theta.name, theta.low, theta.high) for theta in perturbation.theta])
@@ -55,9 +53,9 @@ def training_key(
     ]
     options = recipe.of_training()
     if not recipe.shortens(perturbations.values()):
-        del options["attack_steps"]  # earlier versions did not have it
+        del options["attack_steps"]  # it has no effect
     parts = [options, cases, oracle.spec(), target.fingerprint(), hash_tensors(tensors)]
-    return hash_text(json.dumps([*parts, loss] if loss else parts))
+    return hash_text(json.dumps(parts if material.loss is None else [*parts, name_loss(material.loss)]))
 
 
 def take_weights(module: nn.Module) -> dict[str, Tensor]:

@@ -115,26 +115,34 @@ class Reading:
         }
 
 
+@dataclass(frozen=True)
+class Exam:
+    """How models are examined; the same for every model, so that readings can be paired."""
+
+    draws: int = 5
+    """Uniform tests per seed."""
+    passes: int = 5_000
+    """The budget of a campaign with policy scheduled, including the clean passes; 0 for no campaign."""
+    random_seed: int = 0
+    strengths: bool = False
+    """Whether to shrink the campaign's faults to the smallest strength that breaks each seed."""
+    min_ssim: float | None = None
+    """That of the campaign."""
+
+
 def examine(
     target: Target,
     judge: Seeds,
     perturbation: Perturbation,
+    exam: Exam,
     *,
     ledger: Ledger,
-    draws: int = 5,
-    passes: int = 5_000,
-    random_seed: int = 0,
     before: Reading | None = None,
-    strengths: bool = False,
-    **options: Any,
 ) -> Reading:
     """Examine a model on seeds that it was not trained on.
 
-    All judge seeds count, including those that are answered incorrectly when clean. draws: uniform tests per seed, the
-    same for every model. passes: the budget of a campaign with policy scheduled, including the clean passes; 0 for no
-    campaign. before: the reading of the old model, whose faults are tested again. strengths: whether to shrink the
-    campaign's faults to the smallest strength that breaks each seed. options: those of the campaign, as in `Settings`.
-    The oracle should be settled, so that the same tolerance applies to all models.
+    All judge seeds count, including those that are answered incorrectly when clean. before: the reading of the old
+    model, whose faults are tested again. The oracle should be settled, so that all models have one tolerance.
     """
     ledger.merge(ledger_of(target)).refuse(judge, "judge seeds")
     with target.opened():
@@ -142,28 +150,32 @@ def examine(
         assert bench.labels is not None  # checked by `calculator`
         clean = grade(bench.oracle, bench.clean_outputs, bench.labels)
         clean_error = errors(bench.oracle, bench.clean_outputs, bench.labels)
-        disturbed, disturbed_error = _disturbed(bench, judge, draws, random_seed)
+        disturbed, disturbed_error = _disturbed(bench, judge, exam.draws, exam.random_seed)
         mended = None if before is None or before.old is None else _grade_old(bench, before.old)
     found, old, strength = None, None, None
-    if passes:
+    if exam.passes:
         result = run(
             target,
             judge,
             perturbation,
-            max_passes=passes,
-            random_seed=random_seed,
-            **{"policy": "scheduled", "max_tests": None, "plateau": None, "coverage": None, **options},
+            max_passes=exam.passes,
+            random_seed=exam.random_seed,
+            min_ssim=exam.min_ssim,
+            policy="scheduled",
+            max_tests=None,
+            plateau=None,
+            coverage=None,
         )
         if result.stop_reason == "user":
             raise KeyboardInterrupt
         found = _findings(result, judge, _column(clean))
         with target.opened():
             old = _old_faults(bench, judge, result)
-        strength = _strengths(result, judge, _column(clean)) if strengths else None
+        strength = _strengths(result, judge, _column(clean)) if exam.strengths else None
     return Reading(
         perturbation.name,
-        random_seed,
-        draws,
+        exam.random_seed,
+        exam.draws,
         judge.seed_id.numpy(),
         _column(clean),
         _column(disturbed),

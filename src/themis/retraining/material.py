@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,10 +14,11 @@ from themis.data.seeds import Seeds
 from themis.errors import DataError, UsageError, warn
 from themis.measure.chunk import chunk_size, padded
 from themis.measure.inputs import within_bounds
-from themis.measure.tests import Floats, Ints
+from themis.measure.tests import Ints, Tests
 from themis.oracle import Changed, Motion, Oracle, choose_oracle
 from themis.perturb import Context, Perturbation, perturb
 from themis.perturb.perturbation import check_fits, check_gradient
+from themis.retraining.grading import Loss
 from themis.runs.faults import Faults
 from themis.target.target import AnyTarget
 
@@ -41,6 +42,10 @@ class Material:
     """The train part, with labels."""
     is_labelled: bool = True
     """Whether the labels come from the data; otherwise they are the clean answers of the original model."""
+    groups: tuple[Ints, Ints] | None = None
+    """What the seeds of the pool and the clean seeds belong to; None if each stands for itself."""
+    loss: Loss | None = None
+    """A function of outputs and labels that replaces the task's own loss."""
 
     def __len__(self) -> int:
         return len(self.disturbed)
@@ -54,14 +59,13 @@ def of_faults(
     *,
     limit: int | None = None,
     clean: Seeds | None = None,
-    oracle: Oracle | None = None,
     run: Reader | None = None,
 ) -> Material:
     """Material from a campaign's faults: every input is identical to the one that the campaign tested.
 
     pool: the seeds that the campaign searched. limit: the number of faults at most, spread over seeds and outcomes.
-    clean: the train part; by default none. oracle: the campaign's, settled; by default the target's. run: the
-    campaign's folder, whose stored inputs are used if an attack created them.
+    clean: the train part; by default none. run: the campaign's folder, whose stored inputs are used if an attack
+    created them.
     """
     if not len(run_faults):
         raise DataError(
@@ -72,10 +76,8 @@ def of_faults(
     columns = {name: column[chosen] for name, column in columns.items()}
     seed, ids = rows_of(columns["seed_id"], pool), columns["id"].tolist()
     stored = {} if run is None or not perturbation.passes else run.tensors(ids)
-    places = (columns["position"], columns["chunk"])
-    material = of_tests(
-        seed, columns["theta"], columns["noise_seed"], pool, perturbation, target, clean, oracle, places
-    )
+    tests = Tests(columns["id"], seed, columns["theta"], columns["noise_seed"], columns["kind"])
+    material = of_tests(tests, pool, perturbation, target, clean, (columns["position"], columns["chunk"]))
     for k, id in enumerate(ids):
         if id in stored:
             material.disturbed[k] = stored[id].inputs[0]
@@ -83,38 +85,44 @@ def of_faults(
 
 
 def of_tests(
-    seed: Ints,
-    theta: Floats,
-    noise_seed: Ints,
+    tests: Tests,
     pool: Seeds,
     perturbation: Perturbation,
     target: AnyTarget,
     clean: Seeds | None = None,
-    oracle: Oracle | None = None,
     places: tuple[Ints, Ints] | None = None,
 ) -> Material:
-    """Material from any tests, whether they were faults or not.
+    """Material from any tests of the pool, whether they were faults or not.
 
-    seed: the row of each test's seed in `pool`. places: each test's row in its forward pass, and the size of that pass;
-    the last bits of an attack depend on them.
+    places: each test's row in its forward pass, and the size of that pass; the last bits of an attack depend on them.
     """
     check_fits(perturbation, pool.shape[1:])
     check_gradient(perturbation, target)
     clean = pool[torch.zeros(0, dtype=torch.int64)] if clean is None else clean
     is_labelled = pool.has_labels and (clean.has_labels or not len(clean))
+    oracle = settled_oracle(target, pool)
     with target.opened(), torch.no_grad():
-        if oracle is None:
-            oracle = choose_oracle(target.oracle).settle(clean_outputs(pool, target), _on(target, pool.labels))
         if not is_labelled:
             pool, clean = _label_with_answers(pool, target, oracle), _label_with_answers(clean, target, oracle)
-        rows = np.unique(seed)
-        tested, within = pool[torch.from_numpy(rows)].in_memory(), np.searchsorted(rows, seed)
+        rows = np.unique(tests.seed)
+        tested = pool[torch.from_numpy(rows)].in_memory()
+        within = replace(tests, seed=np.searchsorted(rows, tests.seed))
         if perturbation.passes:
-            places = places or _default_places(len(seed), target)
-            disturbed, labels = _attack(within, theta, noise_seed, tested, perturbation, target, oracle, places)
+            places = places or _default_places(len(tests), target)
+            disturbed, labels = _attack(within, tested, perturbation, target, oracle, places)
         else:
-            disturbed, labels = _disturb(within, theta, noise_seed, tested, perturbation, target, oracle)
-    return Material(disturbed, labels, torch.from_numpy(seed), pool, clean, is_labelled)
+            disturbed, labels = _disturb(within, tested, perturbation, target, oracle)
+    return Material(disturbed, labels, torch.from_numpy(tests.seed), pool, clean, is_labelled)
+
+
+def settled_oracle(target: AnyTarget, pool: Seeds) -> Oracle:
+    """The oracle of a target, settled on its clean outputs of the pool unless it already is."""
+    oracle = choose_oracle(target.oracle)
+    is_open = getattr(oracle, "tolerance", 0) is None or getattr(oracle, "threshold", 0) is None
+    if not (isinstance(target.oracle, str) or oracle.spec() == "auto" or is_open):
+        return oracle
+    with target.opened(), torch.no_grad():
+        return oracle.settle(clean_outputs(pool, target), _on(target, pool.labels))
 
 
 def spread_out(seed_id: Ints, answer: Ints, score: NDArray[Any], limit: int | None) -> Ints:
@@ -184,24 +192,15 @@ def clean_outputs(seeds: Seeds, target: AnyTarget, size: int = CHUNK) -> Tensor:
 
 
 def _disturb(
-    seed: Ints,
-    theta: Floats,
-    noise_seed: Ints,
-    seeds: Seeds,
-    perturbation: Perturbation,
-    target: AnyTarget,
-    oracle: Oracle,
+    tests: Tests, seeds: Seeds, perturbation: Perturbation, target: AnyTarget, oracle: Oracle
 ) -> tuple[Tensor, Tensor]:
     """Disturbed inputs and their labels, for perturbations that do not depend on the model."""
     features = seeds.features if perturbation.inputs == "table" else None
     context = Context(target.bounds, features=features, motion=Motion() if oracle.is_spatial else None)
-    disturbed, labels = torch.empty(len(seed), *seeds.shape[1:]), _labels_of(seeds, seed)
-    for first in range(0, len(seed), CHUNK):
+    disturbed, labels = torch.empty(len(tests), *seeds.shape[1:]), _labels_of(seeds, tests.seed)
+    for first in range(0, len(tests), CHUNK):
         chunk = slice(first, first + CHUNK)
-        rows, values, noise = (
-            torch.from_numpy(np.ascontiguousarray(column[chunk])).to(target.device)
-            for column in (seed, theta, noise_seed)
-        )
+        rows, values, noise = _on_device(tests[chunk], target)
         clean = seeds.take(rows.cpu()).to(target.device)
         disturbed[chunk] = perturb(perturbation, clean, values, noise, context).cpu()
         if context.motion:
@@ -221,10 +220,15 @@ def _default_places(n: int, target: AnyTarget) -> tuple[Ints, Ints]:
     return np.arange(n) % size, np.full(n, size)
 
 
+def _on_device(tests: Tests, target: AnyTarget) -> tuple[Tensor, Tensor, Tensor]:
+    """Seeds, theta and noise seeds of tests, on the target's device."""
+    columns = (tests.seed, tests.theta, tests.noise_seed)
+    seed, theta, noise_seed = (torch.from_numpy(np.ascontiguousarray(each)).to(target.device) for each in columns)
+    return seed, theta, noise_seed
+
+
 def _attack(
-    seed: Ints,
-    theta: Floats,
-    noise_seed: Ints,
+    all_tests: Tests,
     seeds: Seeds,
     perturbation: Perturbation,
     target: AnyTarget,
@@ -232,7 +236,7 @@ def _attack(
     places: tuple[Ints, Ints],
 ) -> tuple[Tensor, Tensor]:
     """Inputs that an attack on the model creates, each at its row of a pass of the recorded size; and labels."""
-    disturbed, labels = torch.empty(len(seed), *seeds.shape[1:]), _labels_of(seeds, seed)
+    disturbed, labels = torch.empty(len(all_tests), *seeds.shape[1:]), _labels_of(seeds, all_tests.seed)
     position, chunk = places
     for size in np.unique(chunk).tolist():
         outputs = clean_outputs(seeds, target, size)
@@ -242,10 +246,7 @@ def _attack(
             current = tests[turn == k]
             filled = np.full(size, current[0])  # the content of the other rows does not affect these
             filled[position[current]] = current
-            rows, values, noise = (
-                torch.from_numpy(np.ascontiguousarray(column[filled])).to(target.device)
-                for column in (seed, theta, noise_seed)
-            )
+            rows, values, noise = _on_device(all_tests[filled], target)
             context = _attack_context(rows, seeds, outputs[rows], perturbation, target, oracle)
             inputs = seeds.take(rows.cpu()).to(target.device)
             attacked = perturb(perturbation, inputs, values, noise, context)

@@ -78,41 +78,42 @@ class Source:
         return self.perturbation.name + ("" if magnitude is None else f":{magnitude:g}")
 
 
-@contextmanager
-def open_source(
-    run: Run | str | Path,
-    target: Any = None,
-    data: Any = None,
-    judge: Any = None,
-    perturbation: Perturbation | None = None,
-    origin: Origin | None = None,
-    train: Any = None,
-    trust: Trusted = False,
-) -> Iterator[Source]:
-    """The model, faults and parts of a run; a run folder knows how to make the target and the data again.
+@dataclass(frozen=True)
+class Given:
+    """What the caller gives in place of what a run has recorded; each is needed if the run cannot create it again."""
 
-    train: clean data to train on instead of the train part. trust: whether code that the folder names may run although
-    it was not made on this machine by this user.
-    """
+    target: Any = None
+    data: Any = None
+    """The complete data, as before the split."""
+    judge: Any = None
+    """Data to judge by, for a run that was not split."""
+    perturbation: Perturbation | None = None
+    origin: Origin | None = None
+    train: Any = None
+    """Clean data to train on instead of the train part."""
+    trust: Trusted = False
+    """Whether code that a folder names may run although it was not made on this machine by this user."""
+
+
+@contextmanager
+def open_source(run: Run | str | Path, given: Given) -> Iterator[Source]:
+    """The model, faults and parts of a run; a run folder knows how to make the target and the data again."""
     if isinstance(run, Run):
-        yield _with_train(_from_memory(run, target, data, judge, origin), train)
+        yield _with_train(_from_memory(run, given), given.train)
         return
     if not isinstance(run, str | Path):
         raise UsageError(f"run must be a finished Run or the folder of one, got {type(run).__name__}")
     with closing(Reader(run)) as reader:
-        yield _with_train(_from_folder(reader, target, data, judge, perturbation, origin, trust), train)
+        yield _with_train(_from_folder(reader, given), given.train)
 
 
 @contextmanager
-def open_sources(runs: Sequence[Run | str | Path], **options: Any) -> Iterator[Source]:
-    """The first of several runs, with the others as further ones; options are those of `open_source`.
-
-    The model and the data are loaded once.
-    """
+def open_sources(runs: Sequence[Run | str | Path], given: Given) -> Iterator[Source]:
+    """The first of several runs, with the others as further ones. The model and the data are loaded once."""
     with ExitStack() as stack:
-        first = stack.enter_context(open_source(runs[0], **options))
-        options |= {"target": first.target, "data": first.data}
-        sources = [first, *(stack.enter_context(open_source(run, **options)) for run in runs[1:])]
+        first = stack.enter_context(open_source(runs[0], given))
+        given = replace(given, target=first.target, data=first.data)
+        sources = [first, *(stack.enter_context(open_source(run, given)) for run in runs[1:])]
         names = [source.name for source in sources]
         for source in sources[1:]:
             _check_alike(first, source)
@@ -167,20 +168,20 @@ def _groups_with_train(source: Source, train: Seeds) -> tuple[Ints, Ints] | None
     return source.groups[0], first + (read_groups(groups, train) if groups.isdigit() else np.arange(len(train)))
 
 
-def _from_memory(run: Run, target: Any, data: Any, judge: Any, origin: Origin | None) -> Source:
+def _from_memory(run: Run, given: Given) -> Source:
     calculator = live_handle(run).calculator
     settings, last = run.start.settings, run.rounds[-1]
-    trainable = _trainable(calculator.target if target is None else as_target(target), calculator.oracle)
+    trainable = _trainable(calculator.target if given.target is None else as_target(given.target), calculator.oracle)
     if settings.split is None:
         seeds = calculator.seeds
-    elif data is None:
+    elif given.data is None:
         raise UsageError(
             "data must be passed, because a run in memory keeps only the seeds that it searched: pass the complete data"
         )
     else:
-        seeds = read_seeds(data, settings.max_seeds)
+        seeds = read_seeds(given.data, settings.max_seeds)
     tested = {"model_sha256": trainable.fingerprint(), "faults": len(run.faults), "tests": last.tests}
-    parts = _parts(run, settings, seeds, judge)
+    parts = _parts(run, settings, seeds, given.judge)
     return Source(
         target=trainable,
         parts=parts,
@@ -188,30 +189,23 @@ def _from_memory(run: Run, target: Any, data: Any, judge: Any, origin: Origin | 
         faults=run.faults,
         settings=settings,
         passes=last.passes,
-        origin=origin,
-        ledger=ledger_of(trainable, None if origin is None else origin.weights_path()),
+        origin=given.origin,
+        ledger=ledger_of(trainable, None if given.origin is None else given.origin.weights_path()),
         data=seeds,
         about={"run": None, **_about(settings, calculator.perturbation), **tested},
         groups=_groups(settings, seeds, parts),
     )
 
 
-def _from_folder(
-    run: Reader,
-    target: Any,
-    data: Any,
-    judge: Any,
-    perturbation: Perturbation | None,
-    origin: Origin | None,
-    trust: Trusted,
-) -> Source:
+def _from_folder(run: Reader, given: Given) -> Source:
     summary = run.summary()
     if summary is None or run.is_running():
         raise UsageError(
             f"the run in {run.path} must have ended, but it has not: wait for it, or finish it with themis resume "
             f"{run.path}"
         )
-    replayer = Replayer(run, None if target is None else as_target(target), data, perturbation, origin, trust=trust)
+    target = None if given.target is None else as_target(given.target)
+    replayer = Replayer(run, target, given.data, given.perturbation, given.origin, trust=given.trust)
     trainable = _trainable(replayer.target, replayer.oracle)
     then, now = run.record["environment"]["model_sha256"], replayer.target.fingerprint()
     if then != now:
@@ -223,7 +217,7 @@ def _from_folder(
     _check_searched(run, replayer.seeds)
     replayer.check_same_tests()
     tested = {"model_sha256": now, "faults": run.count(), "tests": summary["tests"]}
-    parts = _parts(run, settings, replayer.all_seeds, judge)
+    parts = _parts(run, settings, replayer.all_seeds, given.judge)
     return Source(
         target=trainable,
         parts=parts,

@@ -19,7 +19,7 @@ from themis.perturb import Perturbation, choose_perturbation
 from themis.perturb.perturbation import check_fits, check_gradient
 from themis.retraining.changes import normal_interval
 from themis.retraining.copies import check_layers
-from themis.retraining.examine import Reading, examine, read_reading, write_reading
+from themis.retraining.examine import Exam, Reading, examine, read_reading, write_reading
 from themis.retraining.frontier import choose_point, join_frontiers
 from themis.retraining.grading import Loss
 from themis.retraining.material import Material, of_faults
@@ -174,18 +174,8 @@ class Retraining:
     def examine(self, target: Target, ledger: Ledger, perturbation: Perturbation, before: Reading | None) -> Reading:
         """Examine a model on the judge seeds; `before` is the examination of the original model."""
         plan, settings = self.plan, self.source.settings
-        return examine(
-            target,
-            self.source.parts.judge,
-            perturbation,
-            ledger=ledger,
-            draws=plan.draws,
-            passes=self.passes,
-            random_seed=settings.random_seed,
-            before=before,
-            strengths=plan.strengths,
-            min_ssim=settings.min_ssim,
-        )
+        exam = Exam(plan.draws, self.passes, settings.random_seed, plan.strengths, settings.min_ssim)
+        return examine(target, self.source.parts.judge, perturbation, exam, ledger=ledger, before=before)
 
     def train(
         self,
@@ -200,18 +190,8 @@ class Retraining:
         weights = self.folder.within(step.file)
         if weights is not None:
             weights.parent.mkdir(parents=True, exist_ok=True)
-        options: dict[str, Any] = {} if self.loss is None else {"loss": self.loss}
-        tuned = tune(
-            target,
-            material,
-            self.source.perturbations,
-            recipe,
-            oracle=self.source.oracle,
-            folder=None if weights is None else weights.parent,
-            on_epoch=on_epoch,
-            groups=self.source.groups,
-            **options,
-        )
+        folder = None if weights is None else weights.parent
+        tuned = tune(target, material, self.source.perturbations, recipe, folder=folder, on_epoch=on_epoch)
         trained_on = ledger.merge(tuned.ledger)
         remember(tuned.target.module, trained_on)
         return TrainedModel(
@@ -333,7 +313,7 @@ def describe_epoch(epoch: Epoch, n_epochs: int) -> str:
 def run_rounds(retraining: Retraining) -> tuple[list[Stage], int, str]:
     """All rounds, the index of the one that is kept, and why they ended."""
     source, plan = retraining.source, retraining.plan
-    material = _first_material(source, plan.limit)
+    material = _first_material(retraining)
     original = retraining.examine_original()
     target, ledger, before = source.target, source.ledger, original[source.name]
     stages: list[Stage] = []
@@ -362,8 +342,9 @@ def run_rounds(retraining: Retraining) -> tuple[list[Stage], int, str]:
     return stages, len(stages) - 1, stop
 
 
-def _first_material(source: Source, limit: int | None) -> Material:
+def _first_material(retraining: Retraining) -> Material:
     """The faults of the runs, as inputs to learn from; of several runs, some may have none."""
+    source = retraining.source
     with_faults = [run for run in source.all if len(run.faults)] or [source]
     materials = [
         of_faults(
@@ -371,27 +352,18 @@ def _first_material(source: Source, limit: int | None) -> Material:
             source.parts.search,
             run.perturbation,
             source.target,
-            limit=limit,
+            limit=retraining.plan.limit,
             clean=source.parts.train,
-            oracle=source.oracle,
             run=run.folder,
         )
         for run in with_faults
     ]
-    return reduce(join_material, materials)
+    return replace(reduce(join_material, materials), groups=source.groups, loss=retraining.loss)
 
 
 def _next_material(source: Source, model: TrainedModel, faults: Faults, first: Material, limit: int | None) -> Material:
     """The faults of a later campaign, with the labels of the first round."""
-    return of_faults(
-        faults,
-        first.pool,
-        source.perturbation,
-        model.target,
-        limit=limit,
-        clean=first.clean,
-        oracle=source.oracle,
-    )
+    return of_faults(faults, first.pool, source.perturbation, model.target, limit=limit, clean=first.clean)
 
 
 def join_material(first: Material, second: Material) -> Material:

@@ -19,7 +19,6 @@ from themis.compute import rng
 from themis.data.groups import seed_hashes
 from themis.errors import ModelError, StoreError, first_line, warn
 from themis.measure.captured import CaptureError
-from themis.measure.tests import Ints
 from themis.oracle import Changed, Oracle, Regression, Wrong
 from themis.perturb import Perturbation
 from themis.perturb.attack import in_steps
@@ -37,8 +36,8 @@ from themis.retraining.captured_step import Step, can_capture, capture
 from themis.retraining.checkpoint import State, load, put_weights, save, take_weights, training_key
 from themis.retraining.copies import check_trainable, choose_parameters, trainable_copy
 from themis.retraining.frontier import SHARES, FrontierPoint, choose_point, measure_falls, with_losses
-from themis.retraining.grading import Loss, choose_loss, distances, name_loss
-from themis.retraining.material import Material, clean_outputs
+from themis.retraining.grading import Loss, choose_loss, distances
+from themis.retraining.material import Material, settled_oracle
 from themis.retraining.recipe import Recipe
 from themis.runs.store.tensors import write_weights
 from themis.target.ledger import Ledger, ledger_of, remember
@@ -102,20 +101,15 @@ def tune(
     perturbation: Perturbation | Mapping[str, Perturbation],
     recipe: Recipe,
     *,
-    oracle: Oracle,
     folder: Path | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
-    loss: Loss | None = None,
     fresh_from: Perturbation | None = None,
-    groups: tuple[Ints, Ints] | None = None,
 ) -> Tuned:
-    """Train a copy of the target's model; the original is not changed.
+    """Train a copy of the target's model, whose oracle defines the task; the original is not changed.
 
-    perturbation: disturbs fresh inputs and held-out seeds; several have names. oracle: defines the task. folder: for a
-    checkpoint after each epoch, from which an interrupted training resumes to the same weights. on_epoch: called after
-    each epoch. loss: a function of outputs and labels that replaces the task's own. fresh_from: disturbs fresh inputs
-    in place of the perturbation, which then disturbs held-out seeds only. groups: what the seeds of the pool and the
-    clean seeds belong to; of a group, all seeds are held out or none.
+    perturbation: disturbs fresh inputs and held-out seeds; several have names. folder: for a checkpoint after each
+    epoch, from which an interrupted training resumes to the same weights. on_epoch: called after each epoch.
+    fresh_from: disturbs fresh inputs in place of the perturbation, which then disturbs held-out seeds only.
     """
     report = on_epoch or (lambda epoch: None)
     check_trainable(target)
@@ -126,17 +120,16 @@ def tune(
         check_fits(case, shape)
     perturbations = {name: case.fitted(shape) for name, case in perturbation.items()}
     pool_hashes, clean_hashes = seed_hashes(material.pool), seed_hashes(material.clean)
-    split = hold_out(material, (pool_hashes, clean_hashes), recipe, groups)
+    split = hold_out(material, (pool_hashes, clean_hashes), recipe, material.groups)
     used = Ledger(np.union1d(pool_hashes, clean_hashes)).merge(Ledger.of(material.disturbed))
     ledger = used.merge(ledger_of(target))
-    oracle = _settle(oracle, target, material)
+    oracle = settled_oracle(target, material.pool)
     shares = LOWER_RATES if recipe.learning_rate is None else ()
     recipe = recipe.for_task(show_classes(oracle, material.pool), show_numbers(oracle, material.pool))
     rate = _rate(recipe)
     lower_rates = [rate * share for share in shares]
-    loss_name = "" if loss is None else name_loss(loss)
-    key = training_key(target, material, perturbations, recipe, oracle, ledger, loss_name, groups)
-    loss = choose_loss(oracle, loss)
+    key = training_key(target, material, perturbations, recipe, oracle, ledger)
+    loss = choose_loss(oracle, material.loss)
     with trainable_copy(target) as trained, target.opened():
         parameters = choose_parameters(trained.module, recipe.layers)
         held_out = HeldOut(trained, material, split, perturbations, oracle, loss, recipe)
@@ -432,19 +425,6 @@ def _torch_seed(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
         torch.manual_seed(seed)
         yield
-
-
-def _settle(oracle: Oracle, target: Target, material: Material) -> Oracle:
-    """The oracle, settled on the clean outputs of the pool unless it already is."""
-    is_unsettled = oracle.spec() == "auto" or (
-        getattr(oracle, "tolerance", 0) is None or getattr(oracle, "threshold", 0) is None
-    )
-    if not is_unsettled:
-        return oracle
-    with target.opened(), torch.no_grad():
-        outputs = clean_outputs(material.pool, target)
-    labels = material.pool.labels
-    return oracle.settle(outputs, None if labels is None else labels.to(outputs.device))
 
 
 def _failure(error: ModelError, training: _Training, folder: Path | None, ledger: Ledger) -> ModelError:

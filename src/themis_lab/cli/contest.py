@@ -42,7 +42,7 @@ def add_arguments(parser: Parser) -> None:
     shared = {field.name for field in fields(ContestPlan)}
     add_fields(training, Recipe, only={field.name for field in fields(Recipe)} - shared)
     add_option(training, "train", str | None, None, "clean data to train on instead of the train part")
-    add_option(training, "judge", str | None, None, "data to judge by if the run was not split", metavar="DATA")
+    add_option(training, "judge", str | None, None, "data to judge by if the run was not split").metavar = "DATA"
     add_option(training, "workers", int, 1, "number of processes; never changes the result")
     add_executor(parser, workers=None)
     add_fields(

@@ -15,7 +15,7 @@ from themis.experiments import PLAN, ExperimentFolder, ExperimentPlan, JsonResul
 from themis.reading import record as form_of
 from themis.reading import whole
 from themis.retraining.recipe import Recipe
-from themis.retraining.source import Source, open_source
+from themis.retraining.source import Given, Source, open_source
 from themis.runs.environment import describe_environment, threads
 from themis.runs.run import Run
 from themis.runs.source import Origin
@@ -72,7 +72,7 @@ def contest_run(
     make = None
     if not isinstance(run, Run) and not is_in_memory and (workers > 1 or on_ray is not None):
         make = partial(_make_case, run, judge, origin, train, trust)
-    with open_source(run, target, data, judge, None, origin, train, trust) as source:
+    with open_source(run, Given(target, data, judge, origin=origin, train=train, trust=trust)) as source:
         plan = ContestPlan.of(**{"passes": source.passes, **of_plan}, techniques=techniques)
         case = _case(source)
         return run_contest(case, plan, recipe, make=make, out=out, workers=on_ray or workers, listener=listener)
@@ -83,7 +83,7 @@ def _case(source: Source) -> Case:
 
 
 def _make_case(run: str | Path, judge: Any, origin: Origin | None, train: Any, trust: Trusted) -> Case:
-    with open_source(run, None, None, judge, None, origin, train, trust) as source:
+    with open_source(run, Given(judge=judge, origin=origin, train=train, trust=trust)) as source:
         return _case(source)
 
 

@@ -20,7 +20,7 @@ from themis.measure.tests import Ints
 from themis.perturb import Perturbation
 from themis.reading import Form, all_of, number, optional, record, values_of, whole
 from themis.reading import text as string
-from themis.retraining.examine import Column, Reading, examine
+from themis.retraining.examine import Column, Exam, Reading, examine
 from themis.retraining.material import of_tests
 from themis.retraining.recipe import Recipe
 from themis.retraining.tune import tune
@@ -146,18 +146,10 @@ class Contest:
         if cell.technique.name == THEMIS:
             tests, is_fault = refresh_tests(tests, case.perturbation, cell.random_seed), is_fault[::2]
         searched = perf_counter()
-        material = of_tests(
-            tests.seed,
-            tests.theta,
-            tests.noise_seed,
-            case.parts.search,
-            case.perturbation,
-            case.target,
-            clean=case.parts.train,
-        )
+        material = of_tests(tests, case.parts.search, case.perturbation, case.target, clean=case.parts.train)
+        material = replace(material, groups=case.groups)
         recipe = replace(self.recipe, random_seed=cell.random_seed)
-        assert not isinstance(case.target.oracle, str)  # it is settled
-        tuned = tune(case.target, material, case.perturbation, recipe, oracle=case.target.oracle, groups=case.groups)
+        tuned = tune(case.target, material, case.perturbation, recipe)
         trained = perf_counter()
         before = self.before() if self.plan.judge_passes else None  # its faults are run again
         reading = self._examine(tuned.target, case.ledger.merge(tuned.ledger), before)
@@ -183,16 +175,8 @@ class Contest:
 
     def _examine(self, target: Target, ledger: Ledger, before: Reading | None) -> Reading:
         case, plan = self.case, self.plan
-        return examine(
-            target,
-            case.parts.judge,
-            case.perturbation,
-            ledger=ledger,
-            draws=plan.draws,
-            passes=plan.judge_passes,
-            random_seed=plan.random_seed,
-            before=before,
-        )
+        exam = Exam(plan.draws, plan.judge_passes, plan.random_seed)
+        return examine(target, case.parts.judge, case.perturbation, exam, ledger=ledger, before=before)
 
 
 MakeCase = Callable[[], Case]

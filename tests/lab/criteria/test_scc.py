@@ -13,7 +13,7 @@ from scipy.stats import chi2
 from themis.compute.native import library
 from themis.criteria.readings import Layout, Readings
 from themis.errors import UsageError
-from themis.judge.coverage import Rule, cover
+from themis.judge.coverage import Rule, Sample, cover
 from themis.measure.moments import Moments
 from themis.target.activations import Layer
 from themis_lab.criteria import kernels_cuda, scc
@@ -208,7 +208,7 @@ def test_agrees_with_the_judge_of_campaigns():
     moments, spread = Moments.of((values - clean).abs().double()), Moments.of(clean.double())
     is_dead = (spread.m2 == 0) & (moments.m2 == 0) & (moments.mean == 0)
     layers = [Layer("layer", (60,), 0, 60, None)]
-    coverage, _ = cover(moments, layers, is_dead=is_dead, rule=Rule(0.002), goal=0.9, k=100)
+    coverage, _ = cover(moments, layers, is_dead=is_dead, rule=Rule(0.002), goal=0.9, sample=Sample(100))
     assert 0 < coverage.all < 1
     assert coverage.n_dead == 2
     assert criterion.score() == coverage.all
