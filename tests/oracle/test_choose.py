@@ -6,7 +6,7 @@ import torch
 
 import themis
 from themis import ModelError, UsageError
-from themis.oracle import KEPT, NOT_FINITE, ORACLES, Changed, Compare, Oracle, Wrong, choose_oracle
+from themis.oracle import KEPT_ANSWER, NOT_FINITE, ORACLES, Changed, Compare, Oracle, Wrong, choose_oracle
 from themis.oracle.choose import may_be_numbers
 from themis.runs.display.text import opening
 
@@ -167,7 +167,7 @@ def test_a_function_decides_what_a_fault_is():
     assert oracle.spec() == f"{__name__}:far"
     verdict = oracle.compare(clean, outputs, None)
     assert verdict.is_fault.tolist() == [False, True, True, True]
-    assert verdict.outcome.tolist() == [KEPT, 0, 0, NOT_FINITE]
+    assert verdict.outcome.tolist() == [KEPT_ANSWER, 0, 0, NOT_FINITE]
     assert verdict.margin.tolist() == [1, -1, -1, -float("inf")]
     assert oracle.check(clean, None).all()
     assert oracle.confidence(outputs).isnan().all()
@@ -180,7 +180,7 @@ def test_a_function_may_return_outcomes_and_margins():
 
     verdict = Compare(by_column, "mine").compare(torch.zeros(2, 2), torch.tensor([[0, 1.5], [0.5, 0]]), None)
     assert verdict.is_fault.tolist() == [True, False]
-    assert verdict.outcome.tolist() == [1, KEPT]
+    assert verdict.outcome.tolist() == [1, KEPT_ANSWER]
     assert verdict.margin.tolist() == [-0.5, 0.5]
     assert Compare(by_column, "mine").spec() == "mine"
     assert Compare(lambda *_: None).spec().endswith("<lambda>")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from themis import DataError, ModelError, UsageError
-from themis.oracle import KEPT, NOT_FINITE, Detection, choose_oracle
+from themis.oracle import KEPT_ANSWER, NOT_FINITE, Detection, choose_oracle
 from themis.oracle.detection import describe_outcome, read_outcome
 from themis.retraining.grading import choose_loss, grade
 
@@ -36,7 +36,7 @@ def box(left, score, number, width=10):
 
 
 def names(verdict):
-    return ["kept" if k == KEPT else describe_outcome(k, NAMES) for k in verdict.outcome.tolist()]
+    return ["kept" if k == KEPT_ANSWER else describe_outcome(k, NAMES) for k in verdict.outcome.tolist()]
 
 
 CLEAN = [box(0, 0.9, CAT), box(20, 0.8, DOG)]
@@ -120,7 +120,7 @@ def test_greedy_matching_can_lose_an_object_that_the_best_matching_keeps():
 def test_an_output_that_is_not_finite_is_a_fault():
     clean, outputs = detections(CLEAN, CLEAN), detections(CLEAN, CLEAN)
     outputs[0, 0, 2] = math.nan
-    assert Detection().compare(clean, outputs, None).outcome.tolist() == [NOT_FINITE, KEPT]
+    assert Detection().compare(clean, outputs, None).outcome.tolist() == [NOT_FINITE, KEPT_ANSWER]
     assert len(Detection().compare(clean[:0], outputs[:0], None).is_fault) == 0
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from themis import DataError, ModelError, UsageError
-from themis.oracle import KEPT, NOT_FINITE, Regression, choose_oracle
+from themis.oracle import KEPT_ANSWER, NOT_FINITE, Regression, choose_oracle
 from themis.oracle.regression import LARGER, SMALLER
 from themis.runs.fault import name_outcome
 
@@ -17,7 +17,7 @@ def test_an_answer_that_moved_too_far_is_a_fault(shape):
     outputs = torch.tensor([1.25, 1.5, 0.5, 0.75, NAN]).reshape(shape)  # the first is at the tolerance, not over it
     verdict = choose_oracle("regression:0.25").compare(clean, outputs, torch.zeros(5))
     assert verdict.is_fault.tolist() == [False, True, True, False, True]
-    assert verdict.outcome.tolist() == [KEPT, LARGER, SMALLER, KEPT, NOT_FINITE]
+    assert verdict.outcome.tolist() == [KEPT_ANSWER, LARGER, SMALLER, KEPT_ANSWER, NOT_FINITE]
     assert verdict.margin.tolist() == [0, -0.25, -0.25, 0, -INF]
     assert verdict.value[:4].tolist() == [1.25, 1.5, 0.5, 0.75]
     assert verdict.value[4].isnan()
@@ -29,7 +29,7 @@ def test_off_compares_with_the_label_and_leaves_out_seeds_that_are_already_off()
     assert oracle.check(clean, labels).tolist() == [True, True, False]
     verdict = oracle.compare(clean, torch.tensor([[1.5], [0.5], [2.0]]), labels)
     assert verdict.is_fault.tolist() == [False, True, False]
-    assert verdict.outcome.tolist() == [KEPT, SMALLER, KEPT]
+    assert verdict.outcome.tolist() == [KEPT_ANSWER, SMALLER, KEPT_ANSWER]
     assert verdict.margin.tolist() == [0, -0.25, 0.5]
     assert oracle.grade(clean, labels) == {"error": pytest.approx(1.25 / 3)}
     assert oracle.compare(clean, clean, labels[:, None]).margin.tolist() == [0.5, 0.25, -0.5]
@@ -93,7 +93,7 @@ def test_one_of_several_numbers_that_moved_too_far_is_a_fault():
     outputs = torch.tensor([[1.25, 100.25], [1.5, 100.0], [1.0, 99.0], [0.0, 100.5], [NAN, 100.0]])
     verdict = choose_oracle("regression:0.25").compare(clean, outputs, None)
     assert verdict.is_fault.tolist() == [False, True, True, True, True]
-    assert verdict.outcome.tolist() == [KEPT, 3, 4, 2, NOT_FINITE]
+    assert verdict.outcome.tolist() == [KEPT_ANSWER, 3, 4, 2, NOT_FINITE]
     assert verdict.margin.tolist() == [0, -0.25, -0.75, -0.75, -INF]
     assert [name_outcome("regression", outcome, None) for outcome in (1, 3, 4)] == [
         "larger",
@@ -102,7 +102,7 @@ def test_one_of_several_numbers_that_moved_too_far_is_a_fault():
     ]
     assert name_outcome("regression", 4, ["age", "income"]) == "income smaller"
     own = choose_oracle("regression:0.25,2").compare(clean, outputs, None)
-    assert own.outcome.tolist() == [KEPT, 3, KEPT, 2, NOT_FINITE]
+    assert own.outcome.tolist() == [KEPT_ANSWER, 3, KEPT_ANSWER, 2, NOT_FINITE]
     euclidean = choose_oracle("euclidean:1").compare(clean, outputs, None)
     assert euclidean.is_fault.tolist() == [False, False, False, True, True]
     assert euclidean.margin[3].item() == pytest.approx(1 - 1.25**0.5)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from themis import DataError, ModelError
-from themis.oracle import KEPT, NOT_FINITE, Segmentation
+from themis.oracle import KEPT_ANSWER, NOT_FINITE, Segmentation
 
 
 def scores(*maps, n_classes=3):
@@ -23,14 +23,14 @@ def test_the_mean_iou_with_the_clean_answer_is_compared():
     verdict = Segmentation(0.4).compare(clean, outputs, None)
     # One pixel of class 1 lost to class 0: IoU 2/3 and 1/2. Lost to class 2: 1, 1/2 and 0.
     assert verdict.is_fault.tolist() == [False, True, True, True]
-    assert verdict.outcome.tolist() == [KEPT, 1, 1, NOT_FINITE]
+    assert verdict.outcome.tolist() == [KEPT_ANSWER, 1, 1, NOT_FINITE]
     assert verdict.value[:3].tolist() == pytest.approx([1, 7 / 12, 1 / 2])
     assert verdict.margin.tolist() == pytest.approx([0.4, 0.4 - 5 / 12, 0.4 - 1 / 2, -float("inf")])
 
 
 def test_a_drop_by_exactly_the_tolerance_is_not_a_fault():
     verdict = Segmentation(0.5).compare(scores(HALVES), scores([[0, 0], [1, 2]]), None)
-    assert (verdict.is_fault.item(), verdict.outcome.item(), verdict.margin.item()) == (False, KEPT, 0)
+    assert (verdict.is_fault.item(), verdict.outcome.item(), verdict.margin.item()) == (False, KEPT_ANSWER, 0)
 
 
 def test_the_drop_is_from_the_clean_mean_iou_with_the_labels():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from themis import DataError, ModelError
-from themis.oracle import KEPT, NOT_FINITE, Multilabel, Threshold
+from themis.oracle import KEPT_ANSWER, NOT_FINITE, Multilabel, Threshold
 
 NAN, INF = float("nan"), float("inf")
 UP = torch.nextafter(torch.tensor(0.5), torch.tensor(0.0)).item()  # just under a half
@@ -79,7 +79,7 @@ def test_the_label_that_flipped_furthest_is_the_outcome():
     )
     verdict = Multilabel(0.5).compare(clean, outputs, None)
     assert verdict.is_fault.tolist() == [False, True, True, True, True]
-    assert verdict.outcome.tolist() == [KEPT, 0, 1, 1, NOT_FINITE]
+    assert verdict.outcome.tolist() == [KEPT_ANSWER, 0, 1, 1, NOT_FINITE]
     torch.testing.assert_close(verdict.margin, torch.tensor([0.1, -0.1, -0.3, 0.0, -INF]))
 
 
@@ -91,7 +91,7 @@ def test_only_labels_that_the_clean_answer_has_right_can_be_faults():
     assert oracle.grade(clean, labels) == {"accuracy": pytest.approx(2 / 6)}
     assert oracle.reference(clean, labels).tolist() == [[1, -1, 1], [-1, -1, -1]]
     mended, broken = torch.tensor([[1.0, 1.0, 1.0]]), torch.tensor([[1.0, 1.0, -2.0]])
-    for outputs, is_fault, outcome, margin in ((mended, False, KEPT, 1), (broken, True, 2, -2)):
+    for outputs, is_fault, outcome, margin in ((mended, False, KEPT_ANSWER, 1), (broken, True, 2, -2)):
         verdict = oracle.compare(clean[:1], outputs, labels[:1])
         assert (verdict.is_fault.item(), verdict.outcome.item(), verdict.margin.item()) == (is_fault, outcome, margin)
     loss = oracle.loss(torch.tensor([[2.0, 5.0, -1.0]]), torch.tensor([[1, -1, 1]]))

@@ -22,7 +22,7 @@ from themis.retraining import tune as tuning
 from themis.retraining.batches import Batches, HeldOutScore, TrainingBatch, can_distill, hold_out, walk
 from themis.retraining.copies import choose_parameters
 from themis.retraining.frontier import (
-    FEARED_LOSS,
+    PRIOR_LOSS,
     SHARES,
     FrontierPoint,
     choose_point,
@@ -333,7 +333,7 @@ def test_seeds_that_fall_together_say_less():
         estimate_losses(SHARES, [(share * mean, share * square, n) for share in SHARES])[-1]
         for mean, square, n in (apart, together)
     ]
-    assert sum(FEARED_LOSS) < losses[1] < losses[0] < 0.05
+    assert sum(PRIOR_LOSS) < losses[1] < losses[0] < 0.05
 
 
 def test_a_walk_visits_every_row_once_per_lap():
@@ -536,8 +536,8 @@ def test_clean_seeds_that_a_model_may_know_by_heart_do_not_count_and_few_seeds_s
         return [point.lost for point in with_losses(points)]
 
     assert losses((0, 2))[0] == 0
-    assert losses((0, 2))[-1] == pytest.approx(sum(FEARED_LOSS), rel=0.1)
-    assert 0 < losses((0, 1000))[-1] < sum(FEARED_LOSS) / 6
+    assert losses((0, 2))[-1] == pytest.approx(sum(PRIOR_LOSS), rel=0.1)
+    assert 0 < losses((0, 1000))[-1] < sum(PRIOR_LOSS) / 6
     hidden = losses((500, 10_000), (0, 90_000))
     assert hidden[-1] == pytest.approx(0.05, rel=0.1)
     assert hidden[5] == pytest.approx(0.05 / 8, rel=0.3)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import themis
-from themis.oracle import KEPT
+from themis.oracle import KEPT_ANSWER
 from themis.runs.fault import COLUMNS, PLAIN
 from themis.runs.faults import Faults
 from themis.runs.store import schema
@@ -52,7 +52,7 @@ def test_a_column_is_known_to_the_table_and_to_what_computes_it_alone():
 def test_every_column_says_what_it_is():
     assert [each.name for each in COLUMNS if not each.help] == []
     [unknown] = [each.missing for each in COLUMNS if each.name == "clean_answer"]
-    assert unknown == KEPT
+    assert unknown == KEPT_ANSWER
 
 
 def test_every_column_is_stored_under_its_name(database, columns):

@@ -140,7 +140,7 @@ def test_a_function_is_sent_equal_inputs_of_different_examples():
     box = BlackBox(lambda inputs: inputs["place"][:, None].astype(np.float32), cache=True, oracle="regression:1")
     result = run(box, {"picture": pictures, "place": places}, max_tests=10)
     assert result.rounds[-1].tests == 10
-    box.beside.others = read_seeds({"picture": pictures, "place": places}).others
+    box.side_inputs.others = read_seeds({"picture": pictures, "place": places}).others
     assert box.forward(pictures).flatten().tolist() == [0, 1]
 
 

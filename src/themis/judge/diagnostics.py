@@ -23,7 +23,7 @@ GPU_CHUNK_DRAWS = 2**23
 RESOLUTION = 1e-15
 """Draws closer together than this count as constant (an absolute value, as in ArviZ)."""
 
-DOUBT = 1e-5
+UNCERTAIN_SUM = 1e-5
 """The sign of sums of autocorrelations nearer to zero than this is uncertain in float32 (error about 3e-7)."""
 
 
@@ -123,7 +123,7 @@ def _ess(draws: Tensor, unit: Tensor, scale: Tensor) -> Tensor:
 
     if draws.dtype == torch.float32:
         position = torch.arange(pairs.shape[1], device=draws.device)
-        is_doubtful = ((pairs.abs() < DOUBT) & (position <= end)).any(1) & ~is_constant
+        is_doubtful = ((pairs.abs() < UNCERTAIN_SUM) & (position <= end)).any(1) & ~is_constant
         doubtful = is_doubtful.nonzero()[:, 0]
         if len(doubtful):
             result[doubtful] = ess(draws[doubtful].double())

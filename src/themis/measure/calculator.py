@@ -32,12 +32,12 @@ from themis.measure.moments import Accumulator, Moments
 from themis.measure.similarity import similar_first
 from themis.measure.tests import Bools, FaultDetails, Ints, Results, Tests
 from themis.oracle import Motion, Oracle
-from themis.oracle.oracle import KEPT, Verdict, are_all_finite, are_finite
+from themis.oracle.oracle import KEPT_ANSWER, Verdict, are_all_finite, are_finite
 from themis.perturb import Context, Perturbation, perturb
 from themis.progress import advance, step
 from themis.target.activations import OUTPUT, Layer, flatten
 from themis.target.blackbox import BlackBox, fresh_answers
-from themis.target.requests import Sent
+from themis.target.requests import RequestCounts
 from themis.target.target import AnyTarget, Target
 from themis.target.traits import is_differentiable
 
@@ -193,7 +193,7 @@ class Calculator:
         size = chunk or chunk_size(self.n_neurons, self.device, batch_size)
         self._memory = ChunkBuffers(layers, size, self.dtype, self.device)
         self.has_gradient = target.has_gradient
-        self._sent_before = Sent()
+        self._sent_before = RequestCounts()
         if isinstance(target, BlackBox):
             target.requests.campaign_batch = batch_size
             self._sent_before = target.requests.sent
@@ -225,7 +225,7 @@ class Calculator:
         """A calculator for the layers that tracing the target with the first seed finds."""
         if isinstance(seeds.inputs, Tensor):
             within_bounds(seeds.inputs, target.bounds, seeds.seed_id)
-        before = target.requests.sent if isinstance(target, BlackBox) else Sent()
+        before = target.requests.sent if isinstance(target, BlackBox) else RequestCounts()
         place_others(target, seeds, torch.zeros(1, dtype=torch.int64))
         with step("running the model on the first inputs"):
             layers = target.find_layers(seeds.inputs[0].to(target.device))
@@ -281,7 +281,7 @@ class Calculator:
         self._own_passes = max(self._own_passes, own_passes)
 
     @property
-    def sent(self) -> Sent | None:
+    def sent(self) -> RequestCounts | None:
         """What a black box was sent by this calculator, and to find its layers; None for other targets."""
         if not isinstance(self.target, BlackBox) or self.target.keeps_padding:
             return None
@@ -837,7 +837,7 @@ class Calculator:
         is_dropped[positions] = False
         return Results(
             spread(verdict.is_fault, 0.0),
-            spread(verdict.outcome, KEPT),
+            spread(verdict.outcome, KEPT_ANSWER),
             spread(verdict.margin, torch.nan),
             None if gradient is None else spread(gradient, 0.0),
             is_dropped=is_dropped.cpu().numpy(),

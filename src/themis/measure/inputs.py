@@ -27,7 +27,7 @@ def place(inputs: Tensor | Rows, device: torch.device) -> Tensor | Rows:
 def place_others(target: AnyTarget, seeds: Seeds, rows: Tensor) -> None:
     """Give the target the other inputs of the seeds `rows`, which it runs next, if there are several per example."""
     if isinstance(target, Target | BlackBox):
-        target.beside.others = None if seeds.others is None else seeds.others.part(rows.cpu()).to(target.device)
+        target.side_inputs.others = None if seeds.others is None else seeds.others.part(rows.cpu()).to(target.device)
 
 
 ROUNDING = 1e-6

@@ -6,13 +6,13 @@ from themis.oracle.compare import Compare
 from themis.oracle.detection import Detection
 from themis.oracle.keypoints import KeyPoints
 from themis.oracle.motion import Motion
-from themis.oracle.oracle import KEPT, NOT_FINITE, Oracle, Verdict
+from themis.oracle.oracle import KEPT_ANSWER, NOT_FINITE, Oracle, Verdict
 from themis.oracle.regression import Regression
 from themis.oracle.segmentation import Segmentation
 from themis.oracle.thresholds import Multilabel, Threshold
 
 __all__ = [
-    "KEPT",
+    "KEPT_ANSWER",
     "NOT_FINITE",
     "ORACLES",
     "Changed",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from themis.errors import ThemisError, UsageError, first_line
 from themis.oracle.motion import Motion
-from themis.oracle.oracle import KEPT, Oracle, Verdict, mark_not_finite
+from themis.oracle.oracle import KEPT_ANSWER, Oracle, Verdict, mark_not_finite
 
 Comparison = Callable[[Tensor, Tensor, Tensor | None], Any]
 Move = Callable[[Tensor, Tensor | None, Motion], tuple[Tensor, Tensor | None]]
@@ -88,7 +88,7 @@ class Compare(Oracle):
             outcome, margin = torch.zeros_like(is_fault, dtype=torch.int64), 1.0 - 2.0 * is_fault
         elif bool((outcome[is_fault] < 0).any()):
             raise self._refusal(len(outputs), f"outcome {int(outcome[is_fault].min())}")
-        outcome = torch.where(is_fault, outcome.long(), KEPT)
+        outcome = torch.where(is_fault, outcome.long(), KEPT_ANSWER)
         return mark_not_finite(Verdict(is_fault, outcome, margin), outputs)
 
     def move(self, clean_outputs: Tensor, labels: Tensor | None, motion: Motion) -> tuple[Tensor, Tensor | None]:

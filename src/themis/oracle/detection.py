@@ -28,7 +28,7 @@ from themis.oracle.boxes import (
     share_inside,
 )
 from themis.oracle.motion import Motion
-from themis.oracle.oracle import KEPT, Oracle, Verdict, mark_not_finite, read_number
+from themis.oracle.oracle import KEPT_ANSWER, Oracle, Verdict, mark_not_finite, read_number
 
 OVERLAP, LEAST_SCORE = 0.5, 0.5
 NEAR = 0.1
@@ -292,14 +292,14 @@ class Detection(Oracle):
         of_spurious = outcome_of(
             torch.full_like(answers.classes, SPURIOUS), answers.classes.clamp_min(0), torch.zeros_like(answers.classes)
         )
-        kept = outcomes.new_full((n_tests, 1), KEPT)
+        kept = outcomes.new_full((n_tests, 1), KEPT_ANSWER)
         is_wrong = torch.cat([is_broken, is_spurious, torch.zeros_like(kept, dtype=torch.bool)], 1)
         is_fault = is_wrong.any(1)
         worst = torch.where(is_wrong, margins.detach(), torch.inf).argmin(1, keepdim=True)
         outcome = torch.cat([outcomes, of_spurious, kept], 1).gather(1, worst).squeeze(1)
         margin = torch.where(is_fault[:, None] & ~is_wrong, torch.inf, margins).amin(1)
         value = self._f1(objects, answers, matched, is_found)
-        return Verdict(is_fault, torch.where(is_fault, outcome, KEPT), margin, value)
+        return Verdict(is_fault, torch.where(is_fault, outcome, KEPT_ANSWER), margin, value)
 
     def _f1(self, objects: Objects, answers: ScoredBoxes, matched: Tensor, is_found: Tensor) -> Tensor:
         """Return the F1 score of the answers, `[tests]`: 1 if all objects were found and nothing else."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from themis.errors import DataError, ModelError
 from themis.oracle.constant import Baseline, agreement_of_numbers
 from themis.oracle.motion import Motion
-from themis.oracle.oracle import KEPT, Oracle, Verdict, check_some_correct, mark_not_finite, read_number
+from themis.oracle.oracle import KEPT_ANSWER, Oracle, Verdict, check_some_correct, mark_not_finite, read_number
 
 PERCENT = 10.0
 """Default tolerance, in percent of the extent of the points: PCK@0.1."""
@@ -118,7 +118,7 @@ class KeyPoints(Oracle):
         furthest, point = torch.where(counts, _distances(outputs, reference), -1).max(1)
         has_points = furthest >= 0
         margin = torch.where(has_points, reach - furthest, reach)
-        outcome = torch.where(margin < 0, point, KEPT)
+        outcome = torch.where(margin < 0, point, KEPT_ANSWER)
         value = torch.where(has_points, furthest, torch.nan)
         return mark_not_finite(Verdict(margin < 0, outcome, margin, value), outputs)
 

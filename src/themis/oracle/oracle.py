@@ -17,7 +17,7 @@ from themis.oracle.motion import Motion
 
 NOT_FINITE = -1
 """Outcome of a test whose output contains a NaN or an infinity; no other outcome has this number."""
-KEPT = -2
+KEPT_ANSWER = -2
 """Outcome of a test that kept its answer, in tasks whose outcomes say what changed."""
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from themis.errors import DataError, ModelError, UsageError
 from themis.oracle.constant import Baseline, agreement_of_numbers
-from themis.oracle.oracle import KEPT, Oracle, Verdict, check_some_correct, mark_not_finite, read_number
+from themis.oracle.oracle import KEPT_ANSWER, Oracle, Verdict, check_some_correct, mark_not_finite, read_number
 
 SMALLER, LARGER = 0, 1
 """Outcomes: the answer became smaller (steering: left) or larger (right)."""
@@ -160,7 +160,7 @@ class Regression(Oracle):
         excess, number, gap = self._excess(outputs, reference)
         is_fault = excess > 0
         first = SMALLER if reference.ndim == 1 else FIRST_OF_SEVERAL
-        outcome = torch.where(is_fault, first + 2 * number + (gap > 0).long(), KEPT)
+        outcome = torch.where(is_fault, first + 2 * number + (gap > 0).long(), KEPT_ANSWER)
         value = outputs.reshape(-1) if reference.ndim == 1 else None
         return mark_not_finite(Verdict(is_fault, outcome, -excess, value), outputs)
 

@@ -12,7 +12,7 @@ from themis.errors import DataError, ModelError
 from themis.oracle.classes import IGNORED, are_probabilities, class_loss
 from themis.oracle.constant import Baseline
 from themis.oracle.motion import Motion
-from themis.oracle.oracle import KEPT, Oracle, Verdict, check_some_correct, mark_not_finite, read_number
+from themis.oracle.oracle import KEPT_ANSWER, Oracle, Verdict, check_some_correct, mark_not_finite, read_number
 
 TOLERANCE = 0.1
 VOID = 255
@@ -81,7 +81,7 @@ class Segmentation(Oracle):
         after, of_class_after = self._overlap(clean_outputs, outputs, labels)
         margin = self.tolerance - (before - after).nan_to_num(0)  # no pixel counts if everything has left the picture
         lost = (of_class_before - of_class_after).nan_to_num(-torch.inf)
-        outcome = torch.where(margin < 0, lost.argmax(1), KEPT)
+        outcome = torch.where(margin < 0, lost.argmax(1), KEPT_ANSWER)
         return mark_not_finite(Verdict(margin < 0, outcome, margin, after), outputs)
 
     def move(self, clean_outputs: Tensor, labels: Tensor | None, motion: Motion) -> tuple[Tensor, Tensor | None]:

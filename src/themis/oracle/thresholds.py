@@ -12,7 +12,7 @@ from themis.errors import DataError, ModelError
 from themis.oracle.classes import LEAST
 from themis.oracle.constant import Baseline, agreement_of_numbers, class_baseline
 from themis.oracle.oracle import (
-    KEPT,
+    KEPT_ANSWER,
     Oracle,
     Verdict,
     check_one_number,
@@ -147,7 +147,7 @@ class Multilabel(_Thresholded):
         has_flipped = ((outputs >= level).long() != reference) & (reference != NOT_JUDGED)
         is_fault = has_flipped.any(1)
         furthest = torch.where(has_flipped, by_label, torch.inf).argmin(1)
-        outcome = torch.where(is_fault, furthest, KEPT)
+        outcome = torch.where(is_fault, furthest, KEPT_ANSWER)
         return mark_not_finite(Verdict(is_fault, outcome, by_label.amin(1)), outputs)
 
     def loss(self, outputs: Tensor, reference: Tensor) -> Tensor:

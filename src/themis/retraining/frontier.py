@@ -15,15 +15,15 @@ from themis.retraining.batches import HeldOutScore
 
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0)
 """Shares of the way from the old weights to the trained ones that are measured."""
-FEARED_LOSS = (0.007, 0.013)
+PRIOR_LOSS = (0.007, 0.013)
 """The linear and the cubic part of the clean loss before any seed is measured: together about the most that we saw."""
-SPREADS = (0.006, 0.012)
+PRIOR_SPREADS = (0.006, 0.012)
 """Their standard deviations."""
-UNLEARNT, OPEN_SPREADS = 0.1, (0.1, 0.1)
+MUCH_TO_LEARN, WIDE_SPREADS = 0.1, (0.1, 0.1)
 """The probability that the old model has much to learn, and the standard deviations of both parts, around 0, then."""
-CHANGED = 0.03
+PRIOR_CHANGED_SHARE = 0.03
 """The share of the clean answers that becomes right or wrong on the whole way, before any seed is measured."""
-N_CHANGED = 100
+N_PRIOR_SEEDS = 100
 """How many seeds that share counts as."""
 MOST_EVIDENCE = 500.0
 """Logarithm of the odds at which nothing is left to decide."""
@@ -96,7 +96,7 @@ def estimate_losses(shares: Sequence[float], falls: Sequence[Fall]) -> list[floa
     The loss is a smooth curve, a * share + b * share**3: measured frontiers are flat at first and steep at the end. Its
     parameters are the means of their posterior distribution, so the tolerance is compared with the expected loss. An
     answer changes somewhere on the way, so what each step adds is nearly independent of earlier steps, with a variance
-    in proportion to the length of the step. Beforehand a loss is feared, unless the old model has much to learn.
+    in proportion to the length of the step. Beforehand a loss is likely, unless the old model has much to learn.
     """
     at = np.array(shares)
     powers = np.stack([at, at**3], 1)
@@ -104,11 +104,11 @@ def estimate_losses(shares: Sequence[float], falls: Sequence[Fall]) -> list[floa
     terms, rises = np.diff(powers, axis=0)[steps], np.diff([mean for mean, _, _ in falls])[steps]
     _, changed, n = falls[-1]
     per_share = changed / max(shares[-1], ROUNDING)
-    variance = (per_share * n + CHANGED * N_CHANGED) / (n + N_CHANGED) / n * np.diff(at)[steps]
-    feared, log_feared = _posterior(terms, rises, variance, np.array(FEARED_LOSS), np.array(SPREADS))
-    free, log_free = _posterior(terms, rises, variance, np.zeros(2), np.array(OPEN_SPREADS))
-    odds = UNLEARNT / (1 - UNLEARNT) * np.exp(min(log_free - log_feared, MOST_EVIDENCE))
-    return [float(lost) for lost in powers @ (feared + odds * free) / (1 + odds)]
+    variance = (per_share * n + PRIOR_CHANGED_SHARE * N_PRIOR_SEEDS) / (n + N_PRIOR_SEEDS) / n * np.diff(at)[steps]
+    likely, log_likely = _posterior(terms, rises, variance, np.array(PRIOR_LOSS), np.array(PRIOR_SPREADS))
+    free, log_free = _posterior(terms, rises, variance, np.zeros(2), np.array(WIDE_SPREADS))
+    odds = MUCH_TO_LEARN / (1 - MUCH_TO_LEARN) * np.exp(min(log_free - log_likely, MOST_EVIDENCE))
+    return [float(lost) for lost in powers @ (likely + odds * free) / (1 + odds)]
 
 
 def _posterior(terms: Floats, rises: Floats, variance: Floats, mean: Floats, spread: Floats) -> tuple[Floats, float]:

@@ -175,7 +175,7 @@ class Fault:
         metadata=about(
             "answer to the clean input; none in tasks whose outcomes say what changed",
             **_CLASS,
-            missing=-2,  # the outcome KEPT of an oracle
+            missing=-2,  # the outcome KEPT_ANSWER of an oracle
         )
     )
     answer: int = field(metadata=about("the wrong outcome; -1 if the output was not finite", low=-1, high=MAX_OUTCOME))

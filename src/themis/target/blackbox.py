@@ -27,7 +27,7 @@ from themis.target.estimator import Estimator, is_estimator
 from themis.target.fingerprint import hash_text
 from themis.target.output import check_label_order, in_label_order
 from themis.target.requests import CACHE_MIB, Answers, Examples, Requests
-from themis.target.several import Beside
+from themis.target.several import SideInputs
 from themis.target.target import UNBOUNDED, AnyTarget, Target, check_options, check_preprocess, explain_errors
 from themis.target.traits import Channels, as_expected, choose_channels
 
@@ -116,7 +116,7 @@ class BlackBox:
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the counts, the cache and the examples at hand, which belong to this process."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("requests", "beside")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("requests", "side_inputs")}
 
     @cached_property
     def requests(self) -> Requests:
@@ -132,9 +132,9 @@ class BlackBox:
         )
 
     @cached_property
-    def beside(self) -> Beside:
+    def side_inputs(self) -> SideInputs:
         """The other inputs of the examples, if the data has several inputs per example."""
-        return Beside()
+        return SideInputs()
 
     @property
     def entry(self) -> str | None:
@@ -185,7 +185,7 @@ class BlackBox:
         self, inputs: Tensor, on_activation: OnActivation | None = None, layers: dict[str, Layer] | None = None
     ) -> Tensor:
         """Return the scores on raw `inputs`; `on_activation` gets the activation of each of `layers`."""
-        others = self.beside.rows(len(inputs))
+        others = self.side_inputs.rows(len(inputs))
         n_sent = len(inputs) if self.keeps_padding else max(map(_without_padding, (inputs, *others.values())))
         sent = {key: values[:n_sent] for key, values in others.items()}
         answers = self._request(inputs[:n_sent], sent, needs_activations=on_activation is not None)
@@ -204,7 +204,7 @@ class BlackBox:
 
     def _trace(self, inputs: Tensor) -> list[TracedActivation]:
         with self.requests.fresh():
-            answers = self._request(inputs.contiguous(), self.beside.rows(len(inputs)), needs_activations=True)
+            answers = self._request(inputs.contiguous(), self.side_inputs.rows(len(inputs)), needs_activations=True)
         shapes = {name: tuple(values.shape) for name, values in (answers.activations or {}).items()}
         if OUTPUT in shapes:
             raise UsageError(f"a layer must not be named {OUTPUT!r}, which is the name of the output: rename it")
@@ -251,7 +251,7 @@ class BlackBox:
             return function(self.coding.frame(batch.inputs))
         if not batch.others:
             return function(batch.inputs)
-        arguments = self.beside.arguments(batch.inputs, dict(batch.others), function)
+        arguments = self.side_inputs.arguments(batch.inputs, dict(batch.others), function)
         return function(*arguments.args, **arguments.kwargs)
 
     def _outputs(self, result: Any, inputs: Array) -> Tensor:

@@ -82,7 +82,7 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Sent:
+class RequestCounts:
     """What a black box was sent."""
 
     inputs: int = 0
@@ -92,12 +92,12 @@ class Sent:
     cached: int = 0
     """Inputs that were answered from the cache instead."""
 
-    def since(self, before: Sent) -> Sent:
+    def since(self, before: RequestCounts) -> RequestCounts:
         """The difference from an earlier count."""
-        return Sent(*(getattr(self, field.name) - getattr(before, field.name) for field in fields(self)))
+        return RequestCounts(*(getattr(self, field.name) - getattr(before, field.name) for field in fields(self)))
 
-    def __add__(self, more: Sent) -> Sent:
-        return Sent(*(getattr(self, field.name) + getattr(more, field.name) for field in fields(self)))
+    def __add__(self, more: RequestCounts) -> RequestCounts:
+        return RequestCounts(*(getattr(self, field.name) + getattr(more, field.name) for field in fields(self)))
 
 
 class Requests:
@@ -116,7 +116,7 @@ class Requests:
         self.answer, self.batch_size, self.workers, self.retries = answer, batch_size, workers, retries
         self.campaign_batch: int | None = None
         """The batch size that a campaign requested; the smaller of the two counts."""
-        self.sent = Sent()
+        self.sent = RequestCounts()
         self._lock = Lock()
         self._seconds_per_call = 0.0 if rate is None else 1 / rate
         self._next_call = 0.0
@@ -138,7 +138,7 @@ class Requests:
         for row, key in enumerate(keys):
             if key not in usable:
                 first_row.setdefault(key, row)
-        self.sent += Sent(cached=len(inputs) - len(first_row))
+        self.sent += RequestCounts(cached=len(inputs) - len(first_row))
         if first_row:
             answers = self._send(inputs.rows(list(first_row.values())), needs_activations)
             for k, key in enumerate(first_row):
@@ -177,7 +177,7 @@ class Requests:
         for attempt in range(self.retries + 1):
             self._wait_for_turn()
             with self._lock:
-                self.sent += Sent(inputs=len(batch), calls=1, repeated=int(attempt > 0))
+                self.sent += RequestCounts(inputs=len(batch), calls=1, repeated=int(attempt > 0))
             try:
                 return self.answer(batch.copy(), needs_activations)  # the function may overwrite what it gets
             except (ThemisError, MemoryError):

@@ -16,7 +16,7 @@ from themis.target.activations import Arguments
 from themis.target.compiled import script_parameters
 
 
-class Beside:
+class SideInputs:
     """The other inputs of the examples that a model is given next; none unless the data has several inputs."""
 
     def __init__(self) -> None:

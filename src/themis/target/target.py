@@ -28,7 +28,7 @@ from themis.target.detections import Detections, choose_output, not_pictures, re
 from themis.target.estimator import is_estimator
 from themis.target.fingerprint import hash_model
 from themis.target.output import Output, check_label_order, in_label_order, own_output, pick_scores, without_wrapper
-from themis.target.several import Beside
+from themis.target.several import SideInputs
 from themis.target.traits import Channels, as_expected, choose_channels, own_statistics
 
 AUTOCAST = ("bfloat16", "float16")
@@ -321,16 +321,16 @@ class Target:
 
     def _with_others(self, prepared: Tensor) -> Any:
         """The prepared inputs, with the other inputs of their examples, in the model's type, if there are any."""
-        if self.beside.others is None:
+        if self.side_inputs.others is None:
             return prepared
-        rows = self.beside.rows(len(prepared))
+        rows = self.side_inputs.rows(len(prepared))
         others = {key: row.to(self.dtype) if row.is_floating_point() else row for key, row in rows.items()}
-        return self.beside.arguments(prepared, others, self.module)
+        return self.side_inputs.arguments(prepared, others, self.module)
 
     @cached_property
-    def beside(self) -> Beside:
+    def side_inputs(self) -> SideInputs:
         """The other inputs of the examples, if the data has several inputs per example."""
-        return Beside()
+        return SideInputs()
 
     def scores(self, result: Any) -> Tensor:
         """Return the scores in what the module returned."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 DISTINCT = {"faults": "distinct", "selected": "selected_distinct"}
 """The count of distinct faults that belongs to a raw count."""
-LEADS = ("over_rival", "over_baselines")
+LEAD_COLUMNS = ("over_rival", "over_baselines")
 """Differences in r that both definitions of the error rate must show."""
 TOTALS = ("tests", "passes", "faults", "distinct_faults", "failing_seeds", "seconds")
 
@@ -163,7 +163,7 @@ def summarise(
             totals.get(name, {}),
             r.get(name, {}),
             r_box.get(name, {}),
-            {over: agreed_lead(*(by.get(name, {}).get(over) for by in (r, r_box))) for over in LEADS},
+            {over: agreed_lead(*(by.get(name, {}).get(over) for by in (r, r_box))) for over in LEAD_COLUMNS},
         )
         for name, own in by_technique.items()
     ]

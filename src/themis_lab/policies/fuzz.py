@@ -10,7 +10,7 @@ from themis.search.policy import FOR_KIND, FOR_PICK, FOR_SEED, SEARCH_STREAM, Po
 
 FIRST, LEAST, HORIZON = 0.8, 0.3, 5
 """DeepHunter's power schedule: the weight of a parent starts at 0.8 and falls by 1/5 per mutation, down to 0.3."""
-KEPT = 0.5
+KEEP_SHARE = 0.5
 """Probability that a child keeps a dimension of its parent's theta; otherwise a new value is drawn."""
 
 
@@ -45,7 +45,7 @@ class Fuzz(Policy):
         parent = np.searchsorted(cumulative, draw, side="right").clip(max=len(cumulative) - 1)
         np.add.at(state["mutated"], parent, 1)
         n_dimensions = len(space.low)
-        is_kept = np.stack([space.uniform(FOR_KIND, k, number) < KEPT for k in range(n_dimensions)], -1)
+        is_kept = np.stack([space.uniform(FOR_KIND, k, number) < KEEP_SHARE for k in range(n_dimensions)], -1)
         if not space.is_random:  # without noise, the same theta would be the same test
             redrawn = (space.uniform(FOR_PICK, number) * n_dimensions).astype(np.int64)
             is_kept[np.arange(len(number)), redrawn] = False

@@ -73,7 +73,7 @@ def _with_curves(result: Diff, first: Side, second: Side) -> Diff:
     return replace(result, curves=(robustness(first.source), robustness(second.source)))
 
 
-LUCK = 0.02
+SIGNIFICANCE = 0.02
 """The p value below which there is a difference. A search that has luck on one seed goes on to others like it, so that
 at 0.05 one in twelve pairs of runs of one policy would differ; at this level it is one in twenty."""
 ALIKE = 0.05
@@ -106,10 +106,10 @@ def compare_techniques(first: Side, second: Side, comparisons: int = 1) -> Diff:
         only_second,
         mcnemar(only_first, only_second),
     )
-    luck = LUCK / comparisons
-    has_difference = overlap.p_value < luck
+    level = SIGNIFICANCE / comparisons
+    has_difference = overlap.p_value < level
     verdict = "even" if not has_difference else "more" if only_second > only_first else "fewer"
-    limit = "" if has_difference else f", and a difference takes less than {luck:.2g}"
+    limit = "" if has_difference else f", and a difference takes less than {level:.2g}"
     a, b = first.facts(), second.facts()
     sentence = (
         f"{first.name} ({a['policy']}) broke {len(seeds_first):,} seeds with {a['passes']:,} passes, {second.name} "
