@@ -32,7 +32,7 @@ from searching.campaigns import are_uniform
 from searching.files import write_results
 
 import themis
-from themis.campaign.stop import is_little_left
+from themis.campaign.planning import is_little_left
 from themis.judge.estimate import Estimate
 from themis.judge.reach import FACTOR, forecast
 from themis.judge.risk import residual_risk

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import themis
-from themis.campaign.stop import is_little_left, stop_reason
+from themis.campaign.planning import is_little_left, stop_reason
 from themis.errors import UsageError
 from themis.judge.coverage import Coverage
 from themis.judge.estimate import Estimate

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from themis.campaign.planning import is_little_left
 from themis.campaign.setup import Setup, class_numbers
 from themis.campaign.state import State
-from themis.campaign.stop import is_little_left
 from themis.judge import choose_judge
 from themis.judge.coverage import Coverage, Sample, cover, rescale
 from themis.judge.estimate import Estimate

@@ -17,7 +17,7 @@ from themis.campaign.loop import has_finished, run_campaign
 from themis.campaign.recorder import Recorder
 from themis.campaign.remote import check_workers, start_workers
 from themis.campaign.setup import CampaignPlan, CleanSweep, MakeMeasurer, Setup, check_classes, prepare, sweep_clean
-from themis.campaign.state import Clock, State, saved_chunk
+from themis.campaign.state import Clock, State, saved_chunks
 from themis.campaign.tested import TestedModel
 from themis.compute.cluster import RayExecutor
 from themis.criteria.criterion import Criterion
@@ -37,7 +37,7 @@ from themis.runs.faults import Faults
 from themis.runs.replay import LiveRun
 from themis.runs.run import Run
 from themis.runs.store.reader import Reader
-from themis.runs.store.writer import Writer
+from themis.runs.store.writer import Checkpoint, Writer
 from themis.settings import Settings
 from themis.target.fingerprint import hash_seeds, hash_tensors
 from themis.target.ledger import ledger_of
@@ -108,8 +108,7 @@ class CampaignSeries:
         checkpoint = run.checkpoint()
         clock = Clock()
         with clock.timed("measure"):
-            chunk = None if checkpoint is None else saved_chunk(checkpoint)
-            setup = self._prepare(plan, criterion, self.environment | self.hashes, chunk)
+            setup = self._prepare(plan, criterion, self.environment | self.hashes, checkpoint)
         state, faults = State.initial(setup, plan.policy, clock), _no_faults(setup)
         if checkpoint is not None:
             state.restore(checkpoint, run.rounds(checkpoint.rounds), setup)
@@ -151,15 +150,20 @@ class CampaignSeries:
         plan: CampaignPlan,
         criterion: CampaignCriterion | None,
         environment: dict[str, Any],
-        chunk: int | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> Setup:
-        """The setup of a campaign. chunk: the tests per forward pass of the part that was run before."""
-        sweep = self.sweep
+        """The setup of a campaign, with as many tests per forward pass as when the checkpoint was taken."""
+        sweep, chunk, wide_chunk = self.sweep, None, None
+        if checkpoint is not None:
+            chunk, wide_chunk = saved_chunks(checkpoint)
         if sweep is None or chunk not in (None, sweep.calculator.chunk):  # memory may have run out in another process
             sweep = self._sweep(plan, criterion, chunk)
         else:
             sweep = sweep.under(plan.perturbation)
-        return prepare(sweep, plan, criterion, environment)
+        setup = prepare(sweep, plan, criterion, environment)
+        if checkpoint is not None:
+            setup.calculator.graphs.wide_chunk = wide_chunk
+        return setup
 
     def _sweep(self, plan: CampaignPlan, criterion: CampaignCriterion | None, chunk: int | None) -> CleanSweep:
         target, seeds, *_ = self.tested

@@ -288,14 +288,13 @@ class State:
         saved_round = tree["under_way"]
         self.partial_round = None if saved_round is None else PartialRound.of(_as_arrays(saved_round))
         self.passes = tree["passes"]
-        if "wide_chunk" in tree:  # earlier runs have none
-            self.wide_chunk = setup.calculator.graphs.wide_chunk = tree["wide_chunk"]
+        self.wide_chunk = tree["wide_chunk"]
         self.clock.restore(tree["seconds"])
 
 
-def saved_chunk(checkpoint: Checkpoint) -> int:
-    """The number of tests per forward pass when the checkpoint was taken."""
-    return int(checkpoint.values["chunk"])
+def saved_chunks(checkpoint: Checkpoint) -> tuple[int, int | None]:
+    """The number of tests per forward pass when the checkpoint was taken, and that of wide ones, see `Graphs`."""
+    return int(checkpoint.values["chunk"]), checkpoint.values.get("wide_chunk")
 
 
 def _check_arrays(initial: dict[str, Tensor], saved: dict[str, Tensor]) -> None:

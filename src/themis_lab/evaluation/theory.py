@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from themis.campaign.stop import is_little_left
+from themis.campaign.planning import is_little_left
 from themis.data.seeds import Seeds
 from themis.runs.analysis.groups import find_groups
 from themis.runs.run import Run
