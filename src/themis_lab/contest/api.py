@@ -29,14 +29,12 @@ from themis_lab.contest.cells import (
     contest_form,
     failed_cell,
 )
-from themis_lab.contest.plan import FREE, ContestCell, ContestPlan
+from themis_lab.contest.plan import FREE, FRESH, ContestCell, ContestPlan
 from themis_lab.contest.standings import TABLE, Contested, draw, markdown, summarise
 from themis_lab.executors import choose_cell_executor
 from themis_lab.keywords import ContestOptions
 
 CELLS, INPUTS, RESULT, FIGURE = "cells", "inputs.json", "contest.json", "contest.png"
-FRESH = 0.0
-"""The default share of inputs that are disturbed again during training: only the chosen inputs count."""
 
 
 def contest_run(

@@ -12,6 +12,8 @@ from themis_lab.techniques import Technique
 
 FREE = ("techniques", "random_seeds")
 """Options that decide which cells there are, but change no cell."""
+FRESH = 0.0
+"""The default share of inputs that are disturbed again during training: only the chosen inputs count."""
 
 
 @dataclass(frozen=True)
