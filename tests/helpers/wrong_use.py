@@ -31,6 +31,8 @@ class Net(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.fc1, self.fc2 = nn.Linear(16, 8), nn.Linear(8, 3)
+        with torch.no_grad():
+            self.fc2.bias -= self.fc2(torch.relu(self.fc1(4 * torch.rand(90, 16) - 2))).mean(0)  # no class is usual
         self.after, self.calls = after, calls
 
     def forward(self, x):
