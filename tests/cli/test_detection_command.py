@@ -51,7 +51,7 @@ def folder(tmp_path, monkeypatch):
 def test_a_coco_folder_is_tested_listed_and_replayed(folder, capsys):
     source = ["--model", "mine:Mine", "--data", "coco:coco", "--perturb", "brightness", "--max-tests", "200"]
     assert main(["run", *source, "--out", "run"]) == 0
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     assert "5 of 5 seeds to test (clean mAP 1)" in printed
     assert "a fault is an object that is lost, moved (IoU below 0.5), taken for another class or spurious" in printed
     assert json.loads((folder / "run" / "summary.json").read_text())["clean_map"] == 1

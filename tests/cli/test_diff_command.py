@@ -97,6 +97,7 @@ def test_a_changed_model_is_rejected_and_its_old_weights_can_be_named(home, tmp_
     old = campaign(place, out="old")
     (place / "versioned.py").write_text(limited(0.43) + "\n")  # with another size, because caches compare sizes
     new = campaign(place, out="new")
+    capsys.readouterr()
     code, line = refused(capsys, old, new, "--no-curve")
     assert code == 3
     assert "must be the same as in the run" in line

@@ -45,7 +45,7 @@ def test_digits_that_nobody_has_used_are_read_better(retrained):
     assert np.mean([each.disturbed.difference for each in changes]) > 0.08
     assert np.mean([each.failing_seeds.over_seeds.high for each in changes]) < -30
     assert np.mean([each.held.over_seeds.low for each in changes]) > 0.05
-    # One of 500 digits is 0.2 points; the standard error is 0.4, and another CPU or number of threads shifts it by as much.
+    # One of 500 digits is 0.2 points; the standard error is 0.4, and another CPU shifts it by as much.
     assert np.mean([each.clean.difference for each in changes]) >= -0.025
 
 
