@@ -57,7 +57,7 @@ class Column:
     @property
     def text(self) -> str:
         """What it says, with the unit."""
-        return f"{self.help} [{self.unit}]" if self.unit else self.help
+        return f"{self.help}, in the {self.unit}" if self.unit else self.help
 
     @property
     def sql_type(self) -> str:
@@ -197,7 +197,7 @@ class Fault:
     """NaN if there is none."""
     margin: float = field(
         metadata=about(
-            "distance to a correct answer, negative for faults; -inf if the output was not finite",
+            "distance to a correct answer (negative; -inf if the output was not finite)",
             unit="unit of the outputs",
             low=-inf,
             title="margin",
