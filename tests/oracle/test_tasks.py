@@ -232,7 +232,7 @@ def test_the_command_line_runs_lists_and_replays_a_task_in_separate_processes(or
         assert f"answer  clean {faults[0]['clean_value']:.6g}, recorded {direction} (" in replayed
         for command in ("faults", "groups", "shrink"):
             assert direction in themis_says(command, "run")
-        assert f"{faults[0]['answer']}, {direction}  (to the disturbed input)" in themis_says("faults", "run", ids[0])
+        assert f"{faults[0]['answer']}, {direction}  (the wrong outcome;" in themis_says("faults", "run", ids[0])
     assert "clean value" in themis_says("faults", "run") or oracle.startswith("mine")
 
 
