@@ -1,4 +1,4 @@
-"""A fault: a test that the model failed. Its fields are the one table of what is known about a fault.
+"""A fault: a test that the model failed, and its outcome in words. Its fields are the table of what is known about it.
 
 The schema of `run.sqlite`, what is written to it, the checks of what is read from it, DataFrames, exports, the details
 that `themis faults` prints and those of the report page follow from this table.

@@ -1,4 +1,4 @@
-"""Comparing two runs: which of them has the better model, or which technique found more faults."""
+"""Comparing two runs: as versions of a model (see versions.py), or as techniques, by what each of them found."""
 
 from __future__ import annotations
 

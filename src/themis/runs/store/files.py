@@ -1,4 +1,4 @@
-"""Files that are either complete or absent, JSON for them, and the lock on a folder.
+"""Files that are either complete or absent, the lock on a folder, and which files and folders Themis may replace.
 
 Nothing is written or deleted through a symbolic link: a folder that was downloaded may contain links to other files.
 """

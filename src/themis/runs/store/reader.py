@@ -1,4 +1,4 @@
-"""Reading a run folder, even while a campaign writes to it. Reading rows does not import torch."""
+"""Reading a run folder and selecting its faults, even while a campaign writes to it. Rows are read without torch."""
 
 from __future__ import annotations
 

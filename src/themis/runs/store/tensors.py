@@ -1,4 +1,4 @@
-"""Inputs and outputs of the most telling faults, stored in safetensors files."""
+"""Safetensors files: the inputs and outputs of the most telling faults, and weights with their ledger."""
 
 from __future__ import annotations
 
