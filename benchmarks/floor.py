@@ -33,7 +33,7 @@ from themis.campaign import loop
 from themis.campaign.recorder import Recorder
 from themis.campaign.state import State
 from themis.measure import calculator as calculator_module
-from themis.measure.calculator import Calculator
+from themis.measure import runner as runner_module
 from themis.measure.fold import ChunkFold
 from themis.measure.moments import Accumulator
 from themis.runs.environment import describe_environment
@@ -56,7 +56,7 @@ PARTS: Parts = {
     "clean activations, differences": [(ChunkFold, "on_activation")],
     "fold into moments": [(Accumulator, "add"), (Accumulator, "commit")],
     "panel": [(State, "add_panel")],
-    "details of faults": [(Calculator, "_describe_faults")],
+    "details of faults": [(runner_module, "describe_faults")],
     "judge": [(loop, "judge"), (loop, "conclude")],
     "search": [(loop, "_propose")],
     "count and keep faults": [(State, "add"), (Recorder, "add_faults")],

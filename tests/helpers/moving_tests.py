@@ -5,7 +5,8 @@ import torch
 
 import themis
 from themis.data.seeds import read_seeds
-from themis.measure.calculator import Calculator
+from themis.measure.calculator import Calculator, Limits
+from themis.measure.sweep import sweep
 from themis.measure.tests import Tests
 from themis.oracle import choose_oracle
 from themis.perturb import choose_perturbation
@@ -20,9 +21,9 @@ def faults(net, oracle, perturbation, data, n=40):
     seed = np.arange(n) % len(seeds)
     tests = Tests(np.arange(n), seed, low + share * (high - low), np.arange(n) * 17, np.full(n, "uniform"))
     with target.opened():
-        calculator = Calculator.trace(target, seeds, chosen, choose_oracle(oracle), clean_bytes=1 << 30)
-        calculator.sweep()
+        calculator = Calculator.trace(target, seeds, chosen, choose_oracle(oracle), Limits(1 << 30))
+        sweep(calculator)
         _, outputs, motion = calculator.run_chunk(tests, n)
-        verdict = calculator.compare(torch.from_numpy(seed), outputs, motion)
+        verdict = calculator.clean.compare(torch.from_numpy(seed), outputs, motion)
     assert verdict.margin.isfinite().all()
     return verdict.is_fault

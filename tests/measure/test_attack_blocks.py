@@ -12,9 +12,11 @@ from themis import Target
 from themis.compute.rng import mix, uniform
 from themis.data import read_seeds
 from themis.measure import chunk
-from themis.measure.calculator import Calculator
+from themis.measure.calculator import Calculator, Limits
 from themis.measure.chunk import attack_size
 from themis.measure.fold import Objective
+from themis.measure.runner import TestRunner
+from themis.measure.sweep import sweep
 from themis.measure.tests import Tests
 from themis.oracle import Changed
 from themis.perturb import Context, choose_perturbation
@@ -64,9 +66,9 @@ def attacked(request, monkeypatch):
     sizes = []
     seeds = read_seeds(torch.rand(40, 1, 28, 28, generator=torch.Generator().manual_seed(1)))
     perturbation = choose_perturbation(request.param)
-    calculator = Calculator.trace(target, seeds, perturbation, Changed(), clean_bytes=1 << 30)
+    calculator = Calculator.trace(target, seeds, perturbation, Changed(), Limits(1 << 30))
     with target.opened():
-        calculator.sweep()
+        sweep(calculator)
         count_climbs(monkeypatch, sizes)
         assert calculator.chunk == 256
         yield calculator, sizes
@@ -91,8 +93,8 @@ def test_results_are_the_same_bits_whatever_the_filling_of_the_chunk(attacked):
         assert torch.equal(fewer, inputs[:n])
         assert torch.equal(few_outputs, outputs[:n])
     into, few_into = calculator.accumulator(), calculator.accumulator()
-    results = calculator.measure(tests, into).results
-    few = calculator.measure(tests[:20], few_into).results
+    results = TestRunner(calculator).measure(tests, into).results
+    few = TestRunner(calculator).measure(tests[:20], few_into).results
     assert np.array_equal(results.margin[:20], few.margin)
 
 
@@ -109,9 +111,9 @@ def test_the_gradient_in_theta_passes_through_blocks(attacked, monkeypatch):
     tests = make_tests(40)
     tests = replace(tests, theta=np.full_like(tests.theta, 0.02))
     objective = Objective(torch.arange(50))
-    blocks = calculator.measure(tests, calculator.accumulator(), objective).results.gradient
+    blocks = TestRunner(calculator).measure(tests, calculator.accumulator(), objective).results.gradient
     monkeypatch.setattr(chunk, "ATTACK_ACTIVATIONS", 1 << 30)
-    whole = calculator.measure(tests, calculator.accumulator(), objective).results.gradient
+    whole = TestRunner(calculator).measure(tests, calculator.accumulator(), objective).results.gradient
     assert blocks.shape == whole.shape == (40, 1)
     assert np.abs(blocks).max() > 0
     np.testing.assert_allclose(blocks, whole, rtol=0.05, atol=0.05 * np.abs(whole).max())

@@ -10,13 +10,16 @@ from torch import nn
 from themis import DataError, ModelError, Target
 from themis.compute.rng import mix, uniform
 from themis.data import read_seeds
-from themis.measure.calculator import Calculator
+from themis.measure.calculator import Calculator, Limits
 from themis.measure.chunk import chunk_size, pass_size
 from themis.measure.fold import Objective
 from themis.measure.moments import Moments
+from themis.measure.runner import TestRunner
+from themis.measure.sweep import sweep
 from themis.measure.tests import FaultDetails, Results, Tests
 from themis.oracle import NOT_FINITE, Changed
 from themis.perturb import choose_perturbation
+from themis.target.repeats import check_repeats
 from themis_lab.zoo import lenet5
 
 pytestmark = pytest.mark.quick
@@ -40,15 +43,15 @@ def make(net=None, n_seeds=40, clean_bytes=1 << 30, batch_size=None, neurons="el
     target.module.eval()
     perturbation = choose_perturbation("gaussian", 0.3)
     return Calculator.trace(
-        target, read_seeds(inputs), perturbation, Changed(), clean_bytes=clean_bytes, batch_size=batch_size
+        target, read_seeds(inputs), perturbation, Changed(), Limits(clean_bytes, batch_size=batch_size)
     )
 
 
 def measure_all(calculator, tests, into, objective=None):
     """The results of all tests, run chunk by chunk, and the details of their faults."""
-    parts, done = [], 0
+    runner, parts, done = TestRunner(calculator), [], 0
     while done < len(tests):
-        parts.append(calculator.measure(tests[done:], into, objective))
+        parts.append(runner.measure(tests[done:], into, objective))
         done += len(parts[-1])
     faults = [each.faults for each in parts if len(each.faults)] or [parts[0].faults]
     details = FaultDetails(
@@ -68,14 +71,14 @@ def activations(calculator, inputs):
     """All activations [inputs, neurons], layer after layer."""
     parts = []
     with torch.no_grad():
-        calculator._forward(inputs, lambda layer, flat: parts.append(flat.clone()))
+        calculator.forward(inputs, lambda layer, flat: parts.append(flat.clone()))
     return torch.cat(parts, 1).double()
 
 
 @pytest.mark.parametrize("neurons", ["element", "channel"])
 def test_moments_equal_those_of_the_complete_sensitivities(neurons):
     calculator = make(neurons=neurons)
-    calculator.sweep()
+    sweep(calculator)
     tests = make_tests(150, 40)
     into = calculator.accumulator()
     results, faults = measure_all(calculator, tests, into)
@@ -95,12 +98,12 @@ def test_moments_equal_those_of_the_complete_sensitivities(neurons):
     with torch.no_grad():
         answers = calculator.target.module(disturbed).argmax(1)
     assert results.outcome.tolist() == answers.tolist()
-    assert results.is_fault.tolist() == (answers != calculator.clean_outputs[rows].argmax(1)).tolist()
+    assert results.is_fault.tolist() == (answers != calculator.clean.outputs[rows].argmax(1)).tolist()
 
 
 def test_clean_moments_equal_those_of_the_activations():
     calculator = make()
-    moments = calculator.sweep()
+    moments = sweep(calculator)
     expected = Moments.of(activations(calculator, calculator.inputs))
     torch.testing.assert_close(moments.mean, expected.mean, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(moments.m2, expected.m2, rtol=1e-4, atol=1e-5)
@@ -111,11 +114,11 @@ def test_results_do_not_depend_on_how_many_clean_activations_fit(share):
     kept, fresh = make(), make(clean_bytes=int(share * 40 * 8054 * 4))
     outcomes = []
     for calculator in (kept, fresh):
-        calculator.sweep()
+        sweep(calculator)
         into = calculator.accumulator()
         outcomes.append((measure_all(calculator, make_tests(150, 40), into)[0], into.moments()))
-    assert kept.kept.n_kept == 40
-    assert fresh.kept.n_kept == 40 * share
+    assert kept.clean.kept.n_kept == 40
+    assert fresh.clean.kept.n_kept == 40 * share
     assert fresh.passes > kept.passes  # recomputation is counted
     (a, first), (b, second) = outcomes
     assert torch.equal(first.mean, second.mean)
@@ -128,7 +131,7 @@ def test_results_are_identical_bit_for_bit_for_any_batch_size(batch_size):
     plain, other = make(), make(batch_size=batch_size)
     outcomes = []
     for calculator in (plain, other):
-        calculator.sweep()
+        sweep(calculator)
         into = calculator.accumulator()
         outcomes.append((measure_all(calculator, make_tests(300, 40), into)[0], into.moments()))
     (a, first), (b, second) = outcomes
@@ -156,10 +159,10 @@ def test_a_pass_of_few_tests_is_padded_to_a_part_of_the_chunk():
 
 def test_results_of_few_tests_are_those_of_a_full_chunk():
     calculator, tests = make(), make_tests(256, 40)
-    calculator.sweep()
+    sweep(calculator)
     full, few = calculator.accumulator(), calculator.accumulator()
-    whole = calculator.measure(tests, full)
-    parts = [calculator.measure(part, few) for part in (tests[:40], tests[40:128], tests[128:])]
+    whole = TestRunner(calculator).measure(tests, full)
+    parts = [TestRunner(calculator).measure(part, few) for part in (tests[:40], tests[40:128], tests[128:])]
     assert [part.pass_size for part in parts] == [48, 96, 128]
     assert whole.pass_size == 256
     joined = Results.join([part.results for part in parts])
@@ -172,7 +175,7 @@ def test_results_of_few_tests_are_those_of_a_full_chunk():
 def test_passes_count_every_forward_and_backward():
     calculator = make()
     before = calculator.passes
-    calculator.sweep()
+    sweep(calculator)
     assert calculator.passes - before == 40
     before = calculator.passes
     measure_all(calculator, make_tests(30, 40), calculator.accumulator())
@@ -185,7 +188,7 @@ def test_passes_count_every_forward_and_backward():
 
 def test_the_gradient_in_theta_is_that_of_the_summed_sensitivity():
     calculator = make()
-    calculator.sweep()
+    sweep(calculator)
     neurons = torch.tensor([0, 50, 5000, 7900, 8000, 8050])
     tests = make_tests(20, 40)
     results, _ = measure_all(calculator, tests, calculator.accumulator(), Objective(neurons))
@@ -205,7 +208,7 @@ def test_the_gradient_in_theta_is_that_of_the_summed_sensitivity():
 
 def test_each_test_of_a_chunk_climbs_its_own_objective():
     calculator = make()
-    calculator.sweep()
+    sweep(calculator)
     tests = make_tests(20, 40)
     by_margin = np.arange(20) % 3 == 0
     tests = replace(tests, kind=np.where(by_margin, "down", "up"))
@@ -224,11 +227,10 @@ def test_each_test_of_a_chunk_climbs_its_own_objective():
 
 def test_the_panel_gets_the_signed_differences_of_its_neurons():
     calculator = make()
-    calculator.sweep()
+    sweep(calculator)
     neurons = torch.tensor([3, 4703, 4704, 7840, 8053])
-    calculator.watch_panel(neurons)
     tests = make_tests(150, 40)
-    differences, seed = calculator.measure(tests, calculator.accumulator()).panel
+    differences, seed = TestRunner(calculator, neurons).measure(tests, calculator.accumulator()).panel
     assert seed.tolist() == tests.seed.tolist()
     rows = torch.from_numpy(tests.seed)
     _, disturbed, _ = calculator.disturb(
@@ -254,7 +256,7 @@ def test_an_output_that_is_not_finite_is_a_fault_and_leaves_the_moments_finite()
     torch.manual_seed(0)
     calculator = make(BreaksDown())
     calculator.inputs[:, :, 0, 0] = 0.5
-    calculator.sweep()
+    sweep(calculator)
     into = calculator.accumulator()
     results, faults = measure_all(calculator, make_tests(200, 40), into)
     broken = results.outcome == NOT_FINITE
@@ -269,7 +271,7 @@ def test_a_model_that_returns_nan_on_clean_inputs_is_rejected():
     calculator = make(BreaksDown())
     calculator.inputs[:, :, 0, 0] = 0.9
     with pytest.raises(ModelError, match="finite outputs on clean inputs, but 40 of 40"):
-        calculator.sweep()
+        sweep(calculator)
 
 
 class Tight(nn.Module):
@@ -287,14 +289,19 @@ class Tight(nn.Module):
         return scores + self.change(scores)
 
 
+def check_answers(calculator):
+    clean = calculator.clean
+    check_repeats(calculator.target, calculator.read, clean.outputs, clean.usable[:2], calculator.memory)
+
+
 def halved(most_in_sweep, most_in_check, change=torch.zeros_like):
     """A calculator that has checked whether answers repeat, while memory ran out."""
     calculator = make(Tight(most_in_sweep, change), n_seeds=300)
 
     def check():
-        calculator.sweep()
+        sweep(calculator)
         calculator.target.module.most = most_in_check
-        calculator.check_repeats()
+        check_answers(calculator)
 
     with pytest.warns(RuntimeWarning, match="out of memory"):
         check()
@@ -338,9 +345,9 @@ class Recording(nn.Module):
 def sizes_of_check(change, n_seeds=300):
     """The sizes of the passes that check whether answers repeat."""
     calculator = make(Recording(change), n_seeds=n_seeds)
-    calculator.sweep()
+    sweep(calculator)
     calculator.target.module.sizes.clear()
-    calculator.check_repeats()
+    check_answers(calculator)
     return calculator.target.module.sizes
 
 
@@ -381,7 +388,7 @@ def test_an_activation_that_overflows_is_named():
             return self.net(x)
 
     with pytest.raises(ModelError, match="layer 'act' has a NaN or an infinity"):
-        make(Overflows()).sweep()
+        sweep(make(Overflows()))
 
 
 @pytest.mark.parametrize(
@@ -401,6 +408,4 @@ def test_sound_outside_the_bounds_gets_its_own_bounds():
 
 def refuse(inputs, remedy):
     with pytest.raises(DataError, match=rf"inputs must lie in bounds \(0, 1\), got .*{remedy}"):
-        Calculator.trace(
-            Target(lenet5()), read_seeds(inputs), choose_perturbation("gaussian"), Changed(), clean_bytes=0
-        )
+        Calculator.trace(Target(lenet5()), read_seeds(inputs), choose_perturbation("gaussian"), Changed())

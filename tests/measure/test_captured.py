@@ -10,9 +10,9 @@ from torch import nn
 import themis
 from themis import Normalize, Target
 from themis.criteria.view import View
-from themis.measure import calculator as calculator_module
 from themis.measure import captured as captured_module
 from themis.measure import graphs as graphs_module
+from themis.measure import runner as runner_module
 from themis.measure.captured import capturing
 from themis_lab.zoo import lenet5
 
@@ -52,7 +52,7 @@ def test_a_campaign_is_the_same_captured_or_not(net, inputs, neurons, perturbati
         return themis.run(target, inputs, perturbation, magnitude=magnitude, policy=policy, **OPTIONS)
 
     captured, again = run(), run()
-    monkeypatch.setattr(calculator_module, "can_fold", lambda device: False)
+    monkeypatch.setattr(runner_module, "can_fold", lambda device: False)
     plain = run()
     assert captured.rounds[-1].passes == plain.rounds[-1].passes
     assert len(captured.faults) > 20
@@ -171,7 +171,7 @@ def test_outputs_that_are_not_finite_are_faults_and_spoil_no_moment(net, inputs,
     run = themis.run(Target(BreaksDown(net)), inputs, "gaussian", magnitude=0.5, **OPTIONS)
     assert (run.faults.columns["answer"] < 0).sum() > 20
     assert np.isfinite(run.judged.all)
-    monkeypatch.setattr(calculator_module, "can_fold", lambda device: False)
+    monkeypatch.setattr(runner_module, "can_fold", lambda device: False)
     plain = themis.run(Target(BreaksDown(net)), inputs, "gaussian", magnitude=0.5, **OPTIONS)
     assert np.array_equal(run.faults.columns["id"], plain.faults.columns["id"])
     assert run.rounds[-1].passes == plain.rounds[-1].passes
@@ -215,7 +215,7 @@ def test_few_tests_of_a_large_model_run_in_small_passes(net, inputs, tmp_path, m
         assert run.faults[int((columns["chunk"] == size).argmax())].replay().is_same
     themis.run(Target(net), inputs, "gaussian", max_tests=2560, out=tmp_path, **options)
     resumed = themis.resume(tmp_path, Target(net), inputs, max_tests=6000)
-    monkeypatch.setattr(calculator_module, "can_fold", lambda device: False)
+    monkeypatch.setattr(runner_module, "can_fold", lambda device: False)
     plain = themis.run(Target(net), inputs, "gaussian", max_tests=6000, **options)
     for name in ("id", "seed_id", "theta", "noise_seed", "answer"):
         for other in (again, resumed, plain):
@@ -244,7 +244,7 @@ def test_a_layer_that_the_model_overwrites_is_folded_before(inputs, launches, mo
     net = Overwrites().cuda().eval()
     run = themis.run(Target(net), inputs, "gaussian", magnitude=0.5, **OPTIONS)
     assert sum(launches) > 0.9 * OPTIONS["max_tests"]  # ascents too
-    monkeypatch.setattr(calculator_module, "can_fold", lambda device: False)
+    monkeypatch.setattr(runner_module, "can_fold", lambda device: False)
     plain = themis.run(Target(net), inputs, "gaussian", magnitude=0.5, **OPTIONS)
     assert run.judged.all == pytest.approx(plain.judged.all, abs=2e-3)
     assert run.design_effect == pytest.approx(plain.design_effect, rel=1e-2)

@@ -7,7 +7,8 @@ from blobs import BlobDetector, RecallingDetector, blobs
 
 import themis
 from themis.data.seeds import read_seeds
-from themis.measure.calculator import Calculator
+from themis.measure.calculator import Calculator, Limits
+from themis.measure.sweep import sweep
 from themis.measure.tests import Tests
 from themis.oracle import Detection, Motion
 from themis.perturb import PERTURBATIONS, Context, choose_perturbation, perturb
@@ -34,10 +35,10 @@ def faults(net, perturbation, pictures, labels=None, n=24):
     seed = np.arange(n) % len(pictures)
     tests = Tests(np.arange(n), seed, low + share * (high - low), np.arange(n) * 17, np.full(n, "uniform"))
     with target.opened():
-        calculator = Calculator.trace(target, seeds, chosen, Detection(), clean_bytes=1 << 30)
-        calculator.sweep()
+        calculator = Calculator.trace(target, seeds, chosen, Detection(), Limits(1 << 30))
+        sweep(calculator)
         _, outputs, motion = calculator.run_chunk(tests, n)
-        verdict = calculator.compare(torch.from_numpy(seed), outputs, motion)
+        verdict = calculator.clean.compare(torch.from_numpy(seed), outputs, motion)
     assert verdict.margin.isfinite().all()
     return verdict.is_fault
 

@@ -65,7 +65,7 @@ def test_a_perfect_model_is_graded_1_in_an_examination_and_keeps_that_grade(case
         tests = exam_tests(ROTATE, seeds, 1, 0)
         inputs, _, motion = bench.run_chunk(tests, 8)
         rows = torch.from_numpy(tests.seed)
-        old = OldFaults(inputs, rows, bench.oracle.move_labels(seeds.labels[rows], motion))
+        old = OldFaults(inputs, rows, bench.clean.oracle.move_labels(seeds.labels[rows], motion))
         assert _grade_old(bench, old).tolist() == [1] * 8
         assert _grade_old(bench, OldFaults(inputs, rows)).mean() < 0.9
 

@@ -61,7 +61,7 @@ def test_all_handles_open_a_calculator_with_the_clean_outputs(handles):
         with handle.opened(requested) as calculator:
             rows = [calculator.seeds.seed_id.tolist().index(id) for id in requested]
             expected = net()(data()[requested])
-            torch.testing.assert_close(calculator.clean_outputs[rows], expected)
+            torch.testing.assert_close(calculator.clean.outputs[rows], expected)
             assert not torch.is_grad_enabled()
         assert torch.is_grad_enabled()
 
@@ -69,7 +69,7 @@ def test_all_handles_open_a_calculator_with_the_clean_outputs(handles):
 def test_all_handles_sweep_the_requested_seeds(handles):
     for handle in handles:
         calculator = handle.swept(np.array([2, 7]))
-        assert {2, 7} <= set(calculator.seeds.seed_id[calculator.usable].tolist())
+        assert {2, 7} <= set(calculator.seeds.seed_id[calculator.clean.usable].tolist())
 
 
 def test_the_handle_of_a_run_is_the_one_of_its_faults(stored):

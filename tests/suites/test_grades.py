@@ -10,6 +10,7 @@ from suites import classifier, pictures
 import themis
 from themis.data.seeds import read_seeds
 from themis.measure.calculator import Calculator
+from themis.measure.sweep import sweep
 from themis.oracle import choose_oracle
 from themis.perturb import choose_perturbation
 from themis.suites.definition import SuiteMember
@@ -141,10 +142,8 @@ def test_the_error_of_graded_samples_of_a_real_data_set_holds_that_of_all_of_it(
     member = SuiteMember("gaussian", choose_perturbation("gaussian(sigma=0:0.4)"), levels=(Level(0.5), Level(1.0)))
     target = themis.Target(net)
     with target.opened():
-        calculator = Calculator.trace(
-            target, read_seeds(data), member.perturbation, choose_oracle(target.oracle), clean_bytes=0
-        )
-        calculator.sweep()
+        calculator = Calculator.trace(target, read_seeds(data), member.perturbation, choose_oracle(target.oracle))
+        sweep(calculator)
         every = [grade.error for grade in grade_member(calculator, member, np.arange(1500), 0)]
         held = []
         for random_seed in range(20):

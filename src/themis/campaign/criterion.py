@@ -36,7 +36,7 @@ class CampaignCriterion:
 
     def view(self, calculator: Calculator) -> View:
         """The criterion's view of the calculator's forward passes."""
-        example, max_bytes = calculator.inputs[0], calculator.clean_bytes
+        example, max_bytes = calculator.inputs[0], calculator.limits.clean_bytes
         return View.of(self.criterion, calculator.target, calculator.layers, example, max_bytes)
 
     def objective(self, policy: Policy, calculator: Calculator, number: int) -> Objective | None:

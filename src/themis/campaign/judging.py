@@ -113,18 +113,18 @@ def conclude(setup: Setup, state: State, start: Start, faults: Faults, reason: s
             requests=None if setup.calculator.sent is None else asdict(setup.calculator.sent),
             posterior_means=rescale(total, setup.scale).mean.cpu().numpy(),
         )
-    setup.calculator.release()
+    setup.measurer.end()
     return replace(run, seconds=Seconds(**state.clock.phases, total=state.clock.elapsed()))
 
 
 def _classes(setup: Setup) -> Ints:
     """The class of each seed: its label, or its clean answer without labels; -1 in tasks without classes."""
     calculator, n = setup.calculator, len(setup.seeds)
-    if not gives_answers(calculator.oracle.spec().partition(":")[0]):
+    if not gives_answers(calculator.clean.oracle.spec().partition(":")[0]):
         return np.full(n, -1)
-    if calculator.labels is not None:
-        return class_numbers(calculator.labels.cpu(), n)
-    outputs = calculator.clean_outputs
+    if calculator.clean.labels is not None:
+        return class_numbers(calculator.clean.labels.cpu(), n)
+    outputs = calculator.clean.outputs
     return outputs.argmax(1).cpu().numpy() if outputs.ndim == 2 and outputs.shape[1] > 1 else np.full(n, -1)
 
 

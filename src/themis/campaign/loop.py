@@ -132,7 +132,7 @@ def _measure(setup: Setup, state: State, recorder: Recorder, partial: PartialRou
     with state.clock.timed("search"):
         state.add(tests, measurement, stream)
         calculator = setup.calculator
-        clean_outputs = calculator.clean_outputs if isinstance(calculator.oracle, DRAWN) else None
+        clean_outputs = calculator.clean.outputs if isinstance(calculator.clean.oracle, DRAWN) else None
         n_rounds = len(state.rounds) + 1
         recorder.add_faults(tests, measurement, setup.seeds, setup.facts, n_rounds, stream, clean_outputs)
         partial.results.append(measurement.results)

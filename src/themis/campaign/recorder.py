@@ -16,7 +16,7 @@ from themis.campaign.interrupt import Interrupts
 from themis.campaign.setup import SeedFacts
 from themis.data.seeds import Seeds
 from themis.errors import StoreError
-from themis.measure.calculator import Measurement
+from themis.measure.runner import Measurement
 from themis.measure.tests import Tests
 from themis.runs.faults import Faults
 from themis.runs.run import Round, Run, Start

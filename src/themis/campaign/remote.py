@@ -36,9 +36,11 @@ from themis.compute.cluster import RayExecutor, connected
 from themis.compute.worker_pool import Pool, RayPool
 from themis.data.seeds import Seeds
 from themis.errors import DataError, UsageError
-from themis.measure.calculator import SWEEP, Calculator, Measurement
+from themis.measure.calculator import Calculator
 from themis.measure.fold import Objective
 from themis.measure.moments import Accumulator, Moments
+from themis.measure.runner import Measurement
+from themis.measure.sweep import SWEEP, take_sweep
 from themis.measure.tests import FaultDetails, Ints, Results, Tests
 from themis.oracle import choose_oracle
 from themis.perturb import Perturbation
@@ -83,7 +85,7 @@ class RemoteMeasurer:
             while (swept := self._sweep()) is None:
                 pass
         self.pool.when_idle("keep_more")
-        return calculator.take_sweep(*swept)
+        return take_sweep(calculator, *swept)
 
     def _sweep(self) -> tuple[Moments, list[Tensor]] | None:
         """The moments and outputs of all clean inputs; None if memory ran out, so that chunks are smaller now."""
@@ -94,7 +96,7 @@ class RemoteMeasurer:
         while calls:
             swept: SweptChunk = self.pool.result(calls.popleft())
             if swept.chunk < chunk:
-                calculator.shrink(swept.chunk)
+                calculator.memory.shrink(swept.chunk)
                 for call in calls:
                     self.pool.discard(call)
                 return None
@@ -113,11 +115,10 @@ class RemoteMeasurer:
 
     def begin(self, panel: Tensor, scale: Tensor | None) -> None:
         calculator = self.calculator
-        calculator.watch_panel(panel, are_kept=False)
         clean = CleanAnswers(
-            calculator.oracle,
-            array_of(calculator.clean_outputs),
-            array_of(calculator.usable),
+            calculator.clean.oracle,
+            array_of(calculator.clean.outputs),
+            array_of(calculator.clean.usable),
             calculator.has_gradient,
             array_of(panel),
             None if scale is None else array_of(scale),
@@ -135,12 +136,16 @@ class RemoteMeasurer:
             self._begin_stream(stream, measured.shift, into)
         if measured.sums is not None:
             self._commit(into, measured.sums, measured.n_folded)
-        self.calculator.shrink(measured.chunk)
-        self.calculator.expect_passes(measured.own_passes)
+        calculator = self.calculator
+        calculator.memory.shrink(measured.chunk)
+        calculator.own_passes = max(calculator.own_passes, measured.own_passes)
         return self._measurement(measured)
 
     def pause(self) -> None:
         self.pool.fill()
+
+    def end(self) -> None:
+        self.calculator.release()
 
     def _start(self, pending: Portion, upcoming: Upcoming) -> None:
         """Start all chunks of the pending and upcoming tests that were not started, and drop all others."""

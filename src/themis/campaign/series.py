@@ -251,7 +251,7 @@ def _no_faults(setup: Setup) -> Faults:
     theta = tuple(dimension.name for dimension in setup.perturbation.theta)
     layers = tuple(layer.name for layer in setup.calculator.layers)
     handle = LiveRun(setup.calculator, setup.settings.random_seed)
-    task = setup.calculator.oracle.spec().partition(":")[0]
+    task = setup.calculator.clean.oracle.spec().partition(":")[0]
     return Faults(setup.perturbation.name, theta, layers, handle, task, setup.seeds.classes)
 
 

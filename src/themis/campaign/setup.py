@@ -18,7 +18,7 @@ from themis.criteria.view import View
 from themis.data.seeds import Seeds
 from themis.errors import ModelError, UsageError, warn
 from themis.judge.coverage import Rule, relative_scale
-from themis.measure.calculator import BATCH_TOLERANCE, REPEAT_TOLERANCE, Calculator
+from themis.measure.calculator import Calculator, Limits
 from themis.measure.moments import Moments
 from themis.measure.panel import choose_panel
 from themis.measure.similarity import SLIGHT, change_of_contrast
@@ -43,7 +43,9 @@ from themis.target.diagnose import (
     warn_of_unequal_ranges,
     warn_of_unused_outputs,
 )
+from themis.target.repeats import ALONE, BATCH_TOLERANCE, REPEAT_TOLERANCE, REPEATED, batch_dependence, check_repeats
 from themis.target.target import AnyTarget, Target
+from themis.target.traits import is_differentiable
 
 REMEMBERED = 4
 """Portions of uniform tests that are remembered."""
@@ -53,6 +55,8 @@ LOOKED_AT = 16
 """Seeds that are disturbed with the strongest theta before the first test."""
 DISTURBED_TWICE = 4
 """Seeds on which a perturbation of the user's own is tried twice."""
+PROBED = 2
+"""Tests with which the gradient in theta is tried."""
 MakeMeasurer = Callable[[Calculator], Measurer]
 """Makes what runs the inputs and tests of a calculator."""
 
@@ -156,29 +160,36 @@ def sweep_clean(
 
     `chunk` is the number of tests per forward pass if an earlier campaign has determined it.
     """
-    settings = plan.settings
-    calculator = Calculator.trace(
-        target,
-        seeds,
-        plan.perturbation,
-        choose_oracle(target.oracle),
-        batch_size=settings.batch_size,
-        chunk=chunk,
-        clean_bytes=int(settings.clean_memory_gib * 2**30),
-        min_ssim=settings.min_ssim,
-    )
+    limits = Limits.of(plan.settings, chunk)
+    calculator = Calculator.trace(target, seeds, plan.perturbation, choose_oracle(target.oracle), limits)
     view = calculator.observer = None if criterion is None else criterion.view(calculator)
     measurer = make_measurer(calculator)
     moments = measurer.sweep()
     warn_of_changes(target)
     with step("running the model on the first inputs again"):
-        calculator.check_repeats()
+        _check_repeats(calculator)
         warn_of_normalisation(target, seeds.shape[1:])
         _warn_of_missing_normalisation(calculator)
-        warn_of_batch_dependence(calculator.batch_dependence())
-    constant = find_constant(calculator.oracle, calculator.clean_outputs, calculator.labels)
+        warn_of_batch_dependence(_batch_dependence(calculator))
+    constant = find_constant(calculator.clean.oracle, calculator.clean.outputs, calculator.clean.labels)
     _warn_of_guesses(calculator, constant)
     return CleanSweep(calculator, measurer, moments, constant, view)
+
+
+def _check_repeats(calculator: Calculator) -> None:
+    """Refuse a random model; see `check_repeats`."""
+    rows = calculator.clean.usable[:REPEATED]
+    calculator.passes += 2 * len(rows)
+    check_repeats(calculator.target, calculator.read, calculator.clean.outputs, rows, calculator.memory)
+
+
+def _batch_dependence(calculator: Calculator) -> float | None:
+    """How much the answer to an input depends on its batch; see `batch_dependence`."""
+    if len(calculator.inputs) == 1:
+        return None
+    rows = calculator.clean.usable[:ALONE]
+    calculator.passes += len(rows)
+    return batch_dependence(calculator.target, calculator.read, calculator.clean.outputs, rows)
 
 
 def _warn_of_missing_normalisation(calculator: Calculator) -> None:
@@ -188,16 +199,16 @@ def _warn_of_missing_normalisation(calculator: Calculator) -> None:
     if norm is None or not isinstance(target, Target) or seeds.others is not None:
         return
     n = min(len(seeds), NORMALISED)
-    labels = None if calculator.labels is None else calculator.labels[:n]
+    labels = None if calculator.clean.labels is None else calculator.clean.labels[:n]
     calculator.passes += n
     with torch.no_grad():
-        inputs, outputs = seeds.take(torch.arange(n)), calculator.clean_outputs[:n]
+        inputs, outputs = seeds.take(torch.arange(n)), calculator.clean.outputs[:n]
         warn_of_missing_normalisation(target, norm, inputs, outputs, labels, calculator.chunk)
 
 
 def _warn_of_guesses(calculator: Calculator, constant: str | None) -> None:
     """Warn of a model that is no better than a constant answer or chance on the clean inputs."""
-    oracle, outputs, labels = calculator.oracle, calculator.clean_outputs, calculator.labels
+    oracle, outputs, labels = calculator.clean.oracle, calculator.clean.outputs, calculator.clean.labels
     is_classifier = outputs.ndim == 2 and oracle.spec() in ("wrong", "changed")
     is_explained = is_classifier and warn_of_unused_outputs(outputs, labels)
     if constant is not None:
@@ -265,7 +276,7 @@ def _check_perturbation(calculator: Calculator) -> None:
 
     Its faults could not be replayed. Attacks, which would take passes, are not examined.
     """
-    perturbation, rows = calculator.perturbation, calculator.usable[:DISTURBED_TWICE]
+    perturbation, rows = calculator.perturbation, calculator.clean.usable[:DISTURBED_TWICE]
     is_own = any(part.family == "own" for part in perturbation.parts or (perturbation,))
     if not is_own or perturbation.passes or perturbation.needs_gradient:
         return
@@ -300,7 +311,7 @@ def _describe_slight_change(calculator: Calculator) -> str | None:
 
     Attacks, which take passes and are meant to change little, are not examined.
     """
-    perturbation, rows = calculator.perturbation, calculator.usable[:LOOKED_AT]
+    perturbation, rows = calculator.perturbation, calculator.clean.usable[:LOOKED_AT]
     if perturbation.passes or perturbation.needs_gradient or not len(rows):
         return None
     number = torch.arange(len(rows), device=calculator.device)
@@ -323,9 +334,12 @@ def _describe_slight_change(calculator: Calculator) -> str | None:
 def _decide_gradient(calculator: Calculator, policy: Policy) -> None:
     """Decide once whether tests have a gradient in theta; without one, a policy that needs it uses finite differences.
 
-    The probe runs under every policy, so that all of them have the same number of passes left.
+    A model may leave the graph (NumPy, `no_grad`), and so may a perturbation of the user's own. The probe runs under
+    every policy, so that all of them have the same number of passes left. An attack needs the gradient and has been
+    checked.
     """
-    calculator.probe_gradient()
+    if calculator.has_gradient and not calculator.perturbation.passes:
+        _probe_gradient(calculator)
     if policy.rivals and not calculator.has_gradient:
         raise UsageError(
             "a policy with rivals needs the gradient of the outputs in theta, which the model or the perturbation does "
@@ -333,10 +347,23 @@ def _decide_gradient(calculator: Calculator, policy: Policy) -> None:
         )
 
 
+def _probe_gradient(calculator: Calculator) -> None:
+    """Find out, once, whether outputs and sensitivities have a gradient in theta."""
+    rows = calculator.clean.usable[:PROBED]
+    n, device = len(rows), calculator.device
+    middle = torch.tensor([(theta.low + theta.high) / 2 for theta in calculator.perturbation.theta], device=device)
+    noise_seed = torch.arange(n, device=device)
+    calculator.passes += 3 * n
+    calculator.has_gradient = is_differentiable(
+        lambda theta: calculator.target.forward(calculator.disturb(rows, theta, noise_seed, n).disturbed).float(),
+        middle.float().repeat(n, 1),
+    )
+
+
 def _describe_seeds(calculator: Calculator) -> tuple[SeedFacts, Floats]:
     """The facts of all seeds, and their clean margins."""
-    outputs, seeds = calculator.clean_outputs, calculator.seeds
-    verdict = calculator.oracle.compare(outputs, outputs, calculator.labels)
+    outputs, seeds = calculator.clean.outputs, calculator.seeds
+    verdict = calculator.clean.oracle.compare(outputs, outputs, calculator.clean.labels)
     value = torch.full_like(verdict.margin, torch.nan) if verdict.value is None else verdict.value
     facts = SeedFacts(
         seeds.seed_id.numpy(),
@@ -349,7 +376,7 @@ def _describe_seeds(calculator: Calculator) -> tuple[SeedFacts, Floats]:
 
 def _search_space(calculator: Calculator, policy: Policy, facts: SeedFacts, margin: Floats, random_seed: int) -> Space:
     """The usable seeds and the box of theta."""
-    usable = calculator.usable.cpu().numpy()
+    usable = calculator.clean.usable.cpu().numpy()
     gradient_cost = None
     if calculator.has_gradient and policy.uses_gradient:
         gradient_cost = calculator.cost(True) / calculator.cost(False)
@@ -366,8 +393,8 @@ def _search_space(calculator: Calculator, policy: Policy, facts: SeedFacts, marg
 
 def describe_start(setup: Setup, tests_before: int) -> Start:
     """What is known after the clean sweep."""
-    calculator, oracle, outputs = setup.calculator, setup.calculator.oracle, setup.calculator.clean_outputs
-    grade = {} if calculator.labels is None else oracle.grade(outputs, calculator.labels)
+    calculator, oracle, outputs = setup.calculator, setup.calculator.clean.oracle, setup.calculator.clean.outputs
+    grade = {} if calculator.clean.labels is None else oracle.grade(outputs, calculator.clean.labels)
     return Start(
         bounds=setup.target.bounds,
         perturbation=setup.perturbation.name,
@@ -381,7 +408,7 @@ def describe_start(setup: Setup, tests_before: int) -> Start:
         clean_error=grade.get("error"),
         clean_iou=grade.get("iou"),
         chunk=calculator.chunk,
-        n_kept=calculator.kept.n_kept,
+        n_kept=calculator.clean.kept.n_kept,
         device=str(calculator.device),
         gives_probabilities=oracle.is_probability,
         oracle=oracle.spec(),
@@ -396,7 +423,7 @@ def describe_start(setup: Setup, tests_before: int) -> Start:
         slight=setup.slight,
         left_out=None
         if len(setup.space.seeds) == len(setup.seeds)
-        else oracle.describe_left_out(calculator.labels is not None),
+        else oracle.describe_left_out(calculator.clean.labels is not None),
         constant=setup.constant,
     )
 
@@ -404,7 +431,7 @@ def describe_start(setup: Setup, tests_before: int) -> Start:
 def check_classes(calculator: Calculator) -> None:
     """Refuse class names that cannot be those of the model's answers."""
     names, n_answers = calculator.seeds.classes, _n_answers(calculator)
-    if isinstance(calculator.oracle, Detection):
+    if isinstance(calculator.clean.oracle, Detection):
         return  # detections do not tell how many classes the model knows
     if names is not None and len(names) != n_answers:
         raise UsageError(_wrong_names(len(names), n_answers))
@@ -413,7 +440,7 @@ def check_classes(calculator: Calculator) -> None:
 def _class_names(calculator: Calculator) -> tuple[str, ...] | None:
     """The classes' names if there is one for each of the model's answers."""
     names, n_answers = calculator.seeds.classes, _n_answers(calculator)
-    if isinstance(calculator.oracle, Detection):
+    if isinstance(calculator.clean.oracle, Detection):
         return names
     if names is None or n_answers == 0 or len(names) == n_answers:
         return names if n_answers else None
@@ -429,7 +456,7 @@ def _wrong_names(n_names: int, n_answers: int) -> str:
 
 def _n_answers(calculator: Calculator) -> int:
     """The number of classes, labels, points or numbers of an answer that can have names; 0 if there are none."""
-    outputs, task = calculator.clean_outputs, calculator.oracle.spec().partition(":")[0]
+    outputs, task = calculator.clean.outputs, calculator.clean.oracle.spec().partition(":")[0]
     named = ("wrong", "changed", "top5", "multilabel", "segmentation", "keypoints")
     if (task in named and outputs.ndim > 1) or (task in NUMBER_TASKS and outputs.ndim > 1 and outputs.shape[1] > 1):
         return outputs.shape[1]

@@ -19,9 +19,9 @@ from themis.campaign.setup import Setup
 from themis.criteria.criterion import Criterion
 from themis.errors import StoreError, first_line
 from themis.judge.coverage import sample_neurons
-from themis.measure.calculator import Measurement
 from themis.measure.moments import Accumulator, Moments
 from themis.measure.panel import Panel, Shape
+from themis.measure.runner import Measurement
 from themis.measure.tally import ORDER, Tally
 from themis.measure.tests import Results, Tests
 from themis.runs.estimates import parse_progress

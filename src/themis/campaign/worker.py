@@ -13,9 +13,11 @@ from torch import Tensor
 
 from themis.compute.shared_memory import can_share
 from themis.data.seeds import Seeds
-from themis.measure.calculator import Calculator
+from themis.measure.calculator import Calculator, Limits
 from themis.measure.fold import Objective
 from themis.measure.moments import Accumulator, ChunkSums
+from themis.measure.runner import TestRunner
+from themis.measure.sweep import keep_clean, sweep_chunk
 from themis.measure.tests import Ints, Results, Tests
 from themis.oracle import Oracle
 from themis.perturb import Perturbation
@@ -43,17 +45,8 @@ class CampaignCase:
 
     def calculator(self) -> Calculator:
         """The calculator of a worker, which has not run anything."""
-        return Calculator(
-            self.target,
-            self.seeds,
-            self.perturbation,
-            self.oracle,
-            self.layers,
-            batch_size=self.settings.batch_size,
-            chunk=self.chunk,
-            clean_bytes=int(self.settings.clean_memory_gib * 2**30),
-            min_ssim=self.settings.min_ssim,
-        )
+        limits = Limits.of(self.settings, self.chunk)
+        return Calculator(self.target, self.seeds, self.perturbation, self.oracle, self.layers, limits)
 
 
 @dataclass(frozen=True)
@@ -128,8 +121,9 @@ class ChunkWorker:
         self.calculator = case.calculator()
         device = self.calculator.device
         self.calculator.allot_clean(device, case.name if device.type == "cpu" and can_share() else None)
-        self._is_kept = self.calculator.kept.is_kept
-        self._usable = torch.arange(self.calculator.kept.n_kept)
+        self._is_kept = self.calculator.clean.kept.is_kept
+        self._usable = torch.arange(self.calculator.clean.kept.n_kept)
+        self._runner: TestRunner | None = None
         self._accumulators: dict[str, Accumulator] = {}
         self._scale: Tensor | None = None
 
@@ -143,9 +137,9 @@ class ChunkWorker:
 
     def sweep_chunk(self, stream: str, first: int, chunk: int) -> SweptChunk:
         """Run a chunk of clean inputs."""
-        self.calculator.shrink(chunk)
+        self.calculator.memory.shrink(chunk)
         into = self._accumulator(stream, is_first=first == 0)
-        outputs = self.calculator.sweep_chunk(first, into)
+        outputs = sweep_chunk(self.calculator, first, into)
         self._is_kept[first : first + len(outputs)] = True
         shift = array_of(into.shift) if first == 0 else None
         return SweptChunk(array_of(outputs), _take_sums(into), shift, self.calculator.chunk)
@@ -153,20 +147,21 @@ class ChunkWorker:
     def begin_tests(self, clean: CleanAnswers) -> None:
         """Prepare for tests."""
         calculator = self.calculator
-        calculator.oracle, calculator.has_gradient = clean.oracle, clean.has_gradient
+        calculator.has_gradient = clean.has_gradient
         self._usable = tensor_of(clean.usable)
-        calculator.kept.populate()
-        calculator.take_clean(tensor_of(clean.outputs).to(calculator.device))
-        calculator.watch_panel(tensor_of(clean.panel), are_kept=False)
+        calculator.clean.kept.populate()
+        calculator.take_clean(tensor_of(clean.outputs).to(calculator.device), clean.oracle)
+        self._runner = TestRunner(calculator, tensor_of(clean.panel), are_kept=False)
         self._scale = None if clean.scale is None else tensor_of(clean.scale).to(calculator.device)
 
     def measure(self, chunk: ChunkOfTests) -> MeasuredChunk:
         """Run a chunk of tests."""
         calculator, into = self.calculator, self._accumulator(chunk.stream, is_first=chunk.is_first)
-        calculator.shrink(chunk.chunk)
+        calculator.memory.shrink(chunk.chunk)
         self._keep_clean(torch.from_numpy(np.unique(chunk.tests.seed)))
         before = into.count
-        measurement = calculator.measure(chunk.tests, into, self._objective(chunk.objective), chunk.max_passes)
+        runner = self._runner = self._runner or TestRunner(calculator)
+        measurement = runner.measure(chunk.tests, into, self._objective(chunk.objective), chunk.max_passes)
         n_folded, panel = into.count - before, measurement.panel
         shift = array_of(into.shift) if chunk.is_first and n_folded else None
         return MeasuredChunk(
@@ -191,7 +186,7 @@ class ChunkWorker:
         n_idle = -len(missing) % self.calculator.chunk  # rows of the last pass: they cost the same if they are used
         lacking = self._lacking()
         rows = torch.cat([missing, lacking[~torch.isin(lacking, missing)][:n_idle]])
-        self.calculator.keep_clean(rows.to(self.calculator.device))
+        keep_clean(self.calculator, rows.to(self.calculator.device))
         self._is_kept[rows] = True  # after the activations, since other processes may read them from now on
 
     def keep_more(self) -> bool:

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from themis.measure.chunk import is_out_of_memory, padded
-from themis.measure.fold import NeuronSelection, Objective
+from themis.measure.fold import Objective
 from themis.measure.gradient import by_backward
 from themis.measure.kernels_cuda import ChunkFolder, slopes
 from themis.measure.moments import Accumulator
 from themis.measure.tests import Tests
 from themis.oracle.motion import Motion
-from themis.oracle.oracle import Verdict
+from themis.oracle.oracle import Verdict, are_finite
 from themis.target.activations import Layer, flatten
 
 TIMED = 3
@@ -120,6 +120,27 @@ class _WeightedSensitivity(torch.autograd.Function):
         return slopes(activations, ctx.clean, rows, weight, by_test * gradient), None, None, None, None
 
 
+@dataclass(frozen=True)
+class ChunkSteps:
+    """What all graphs of a calculator have in common: what a chunk is made of, and on which device."""
+
+    layers: tuple[Layer, ...]
+    clean: dict[str, Tensor]
+    """The clean activations `[seeds, neurons]` by layer."""
+    panel: dict[str, Tensor]
+    """The watched neurons' positions within each layer; empty if none are watched."""
+    disturb: Disturb
+    forward: Forward
+    compare: Compare
+    device: torch.device
+    n_dimensions: int
+    """Of theta."""
+    test_bytes: int
+    """The size of the input and the output of one test."""
+    is_observed: bool
+    """Whether a launch is one chunk."""
+
+
 class CapturedChunk:
     """A CUDA graph of one chunk, with the gradient of an objective in theta or without.
 
@@ -129,35 +150,17 @@ class CapturedChunk:
     """
 
     def __init__(
-        self,
-        chunk: int,
-        n_dimensions: int,
-        layers: tuple[Layer, ...],
-        clean: dict[str, Tensor],
-        panel: NeuronSelection | None,
-        disturb: Disturb,
-        forward: Forward,
-        compare: Compare,
-        is_finite: Callable[[Tensor], Tensor],
-        device: torch.device,
-        test_bytes: int,
-        ascends: bool = False,
-        is_observed: bool = False,
-        overwritten: frozenset[str] | None = None,
+        self, steps: ChunkSteps, chunk: int, *, ascends: bool = False, overwritten: frozenset[str] | None = None
     ) -> None:
-        """`clean` has the clean activations `[seeds, neurons]` by layer.
-
-        `test_bytes`: the size of the input and the output of one test. `is_observed`: a launch is one chunk.
-        `overwritten`: the layers that the model overwrites, if another graph has found out.
-        """
-        n_neurons = layers[-1].stop
-        self.chunk, self.device, self.layers, self.clean = chunk, device, layers, clean
-        self.most_chunks = 1 if is_observed else max(1, min(MOST_CHUNKS, KEPT_BYTES // (chunk * test_bytes)))
-        self._disturb, self._forward, self._compare, self._is_finite = disturb, forward, compare, is_finite
+        """`overwritten`: the layers that the model overwrites, if another graph has found out."""
+        n_neurons, device = steps.layers[-1].stop, steps.device
+        self.steps, self.chunk, self.device, self.ascends = steps, chunk, device, ascends
+        fitting = max(1, min(MOST_CHUNKS, KEPT_BYTES // (chunk * steps.test_bytes)))
+        self.most_chunks = 1 if steps.is_observed else fitting
         n_slots = 2 * self.most_chunks
         self._staged = [
             torch.zeros(n_slots, chunk, dtype=torch.int64).pin_memory(),
-            torch.zeros(n_slots, chunk, n_dimensions, dtype=torch.float32).pin_memory(),
+            torch.zeros(n_slots, chunk, steps.n_dimensions, dtype=torch.float32).pin_memory(),
             torch.zeros(n_slots, chunk, dtype=torch.int64).pin_memory(),
             torch.zeros(n_slots, chunk, dtype=torch.bool).pin_memory(),
             torch.full((n_slots, 1), chunk, dtype=torch.int64).pin_memory(),
@@ -168,8 +171,7 @@ class CapturedChunk:
         self._shift = torch.zeros(n_neurons, device=device)
         self._shift_of: Accumulator | None = None
         self._totals = torch.zeros(2, 2, n_neurons, dtype=torch.float64, device=device)
-        self._folder = ChunkFolder(layers, chunk, {} if panel is None else panel.within, device)
-        self.ascends, self.is_observed = ascends, is_observed
+        self._folder = ChunkFolder(steps.layers, chunk, steps.panel, device)
         self._weight = torch.zeros(n_neurons if ascends else 0, device=device)
         self._weighted: Tensor | None = None
         self._half = 0
@@ -248,7 +250,7 @@ class CapturedChunk:
 
         def fold(layer: Layer, activation: Tensor) -> None:
             nonlocal value
-            activations, clean = flatten(activation, layer, self.chunk).contiguous(), self.clean[layer.name]
+            activations, clean = flatten(activation, layer, self.chunk).contiguous(), self.steps.clean[layer.name]
             part = slice(layer.start, layer.stop)
             if self.ascends:
                 weighted: Any = _WeightedSensitivity
@@ -266,17 +268,17 @@ class CapturedChunk:
                 self._overwritten.add(name)
 
         theta.requires_grad_(self.ascends)
-        _, disturbed, motion = self._disturb(rows, theta, noise_seed)
-        outputs = self._forward(disturbed, on_activation).float()
+        _, disturbed, motion = self.steps.disturb(rows, theta, noise_seed)
+        outputs = self.steps.forward(disturbed, on_activation).float()
         while in_use:
             let_go()
         gradient = []
         if self.ascends:
-            value = value - self._compare(rows, outputs, motion).margin.where(of_margin, 0.0).sum()
+            value = value - self.steps.compare(rows, outputs, motion).margin.where(of_margin, 0.0).sum()
             gradient = [by_backward(value, theta).nan_to_num(0.0).double()]
         with torch.no_grad():
             outputs = outputs.detach()
-            is_finite, verdict = self._is_finite(outputs), self._compare(rows, outputs, motion)
+            is_finite, verdict = are_finite(outputs), self.steps.compare(rows, outputs, motion)
             is_counted, half = is_finite.all().long()[None], self._slot // self.most_chunks
             by_layer, panel = self._folder.finish(is_counted, half, self._totals)
             number = torch.full_like(verdict.margin, torch.nan) if verdict.value is None else verdict.value

@@ -7,10 +7,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from themis.errors import warn
+from themis.measure.tests import Tests
 from themis.target.activations import Layer
 
 CHUNK_ACTIVATIONS = 1 << 24
@@ -75,6 +77,15 @@ def unpadded(rows: Tensor, n: int) -> Tensor:
     return rows if rows.shape[0] == n else rows[:n]
 
 
+def columns_of(tests: Tests, size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Seeds, theta and noise seeds, padded to the shape of a pass by repeating the last test."""
+    rows, theta, noise_seed = (
+        padded(torch.from_numpy(np.ascontiguousarray(column)), size).to(device)
+        for column in (tests.seed, tests.theta, tests.noise_seed)
+    )
+    return rows, theta, noise_seed
+
+
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether an error, or one of its causes, says that memory ran out."""
     while error is not None:
@@ -113,6 +124,16 @@ class ChunkBuffers:
                 f"out of memory on {self.device} with {2 * self.chunk} tests per forward pass: continuing with "
                 f"{self.chunk}; pass batch_size={self.chunk} to start with it"
             )
+
+    def shrink(self, chunk: int) -> None:
+        """Take over a smaller chunk from another process that has run out of memory."""
+        if chunk < self.chunk:
+            self.release()
+            self.chunk, self.is_short = chunk, True
+
+    def pass_size(self, n_tests: int, block: int = 1) -> int:
+        """Rows of a forward pass of `n_tests` tests, see `pass_size`."""
+        return pass_size(n_tests, self.chunk, self.device, block)
 
     def release(self) -> None:
         """Free the buffers."""

@@ -1,12 +1,17 @@
-"""Clean activations: computed once per seed and kept while they fit into the given memory, else recomputed."""
+"""What a sweep of the clean inputs leaves: their outputs, and as many of their activations as fit into memory."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from themis.compute.shared_memory import SharedMemory
+from themis.oracle import Motion, Oracle
+from themis.oracle.oracle import Verdict
 from themis.target.activations import Layer
 
 Activations = dict[str, Tensor]
@@ -30,6 +35,8 @@ class CleanActivations:
         """shared: the name under which processes of this machine, whose other arguments are the same, share them."""
         bytes_per_seed = sum(layer.n_neurons for layer in layers) * dtype.itemsize
         self.n_kept = n_kept = min(n_seeds, max_bytes // bytes_per_seed)
+        self.is_short = n_kept < n_seeds
+        """Whether activations that are not kept are computed again with each test."""
         self.is_kept = torch.zeros(n_kept, dtype=torch.bool)
         """Whose activations are there, for processes that share them: each of them sets what it has kept."""
         self._shared: SharedMemory | None = None
@@ -81,3 +88,25 @@ def _allocate(n_rows: int, n_columns: int, dtype: torch.dtype, device: torch.dev
         return torch.empty(n_rows, n_columns, dtype=dtype, device=device)
     # NumPy asks for huge pages, which Linux fills in less than half the time of small ones.
     return torch.from_numpy(np.empty((n_rows, n_columns), dtype=str(dtype).removeprefix("torch.")))
+
+
+@dataclass(frozen=True)
+class Clean:
+    """What is known of the clean inputs, and what tests are compared with. Of no input before the sweep."""
+
+    oracle: Oracle
+    outputs: Tensor
+    reference: Tensor
+    """The answers that the seeds should keep."""
+    labels: Tensor | None
+    kept: CleanActivations
+
+    @cached_property
+    def usable(self) -> Tensor:
+        """The seeds that can be tested."""
+        return self.oracle.check(self.outputs, self.labels).nonzero().squeeze(1)
+
+    def compare(self, rows: Tensor, outputs: Tensor, motion: Motion | None) -> Verdict:
+        """The oracle's verdict on tests of the seeds `rows`, whose pictures have moved."""
+        labels = None if self.labels is None else self.labels.index_select(0, rows)
+        return self.oracle.verdict(self.outputs.index_select(0, rows), outputs, labels, motion)

@@ -83,11 +83,21 @@ class NeuronSelection:
 
 
 @dataclass(frozen=True)
+class WatchedNeurons:
+    """Neurons whose signed differences every measurement has, and their clean activations if all of them were kept."""
+
+    selection: NeuronSelection
+    clean: Activations | None = None
+
+
+@dataclass(frozen=True)
 class LayeredObjective:
     """An objective whose neurons are grouped by layer."""
 
     objective: Objective
     selection: NeuronSelection
+    climbing: Tensor | None = None
+    """The tests whose sensitivities count, int64; None for all of them."""
 
     def layer_value(self, layer: Layer, activations: Tensor, clean: Tensor, rows: Tensor) -> Tensor:
         """What the neurons of one layer contribute to the objective of each test, `[tests]`."""
@@ -133,7 +143,7 @@ class ChunkFold:
 
     `locate(layer)` returns where the seeds' clean activations are. The first `n_tests` rows of the chunk are tests, the
     rest is padding. Sensitivities go to `into`, which the caller commits. `buffers` has two scratch tensors
-    `[chunk, neurons]` per layer; `panel_clean` has the panel's clean activations by layer if all of them were kept.
+    `[chunk, neurons]` per layer.
     """
 
     def __init__(
@@ -142,18 +152,15 @@ class ChunkFold:
         buffers: dict[str, tuple[Tensor, Tensor]],
         n_tests: int,
         into: Accumulator,
-        panel: NeuronSelection | None,
-        panel_clean: Activations | None,
+        panel: WatchedNeurons | None,
         objective: LayeredObjective | None,
-        climbing: Tensor | None = None,
     ) -> None:
-        """`climbing` are the tests whose sensitivities count for the objective, int64; None for all of them."""
         self.locate, self.buffers, self.n_tests, self.into = locate, buffers, n_tests, into
-        self.panel, self.panel_clean, self.objective, self.climbing = panel, panel_clean, objective, climbing
+        self.panel, self.objective = panel, objective
         self.objective_value: Tensor | float = 0.0  # summed over all tests
         self.by_layer: list[tuple[Tensor, slice]] = []
         """Each test's sensitivity summed over parts of a layer: rows of a tensor `[any, tests]`."""
-        shift, positions = into.shift, NO_NEURONS if panel is None else panel.positions
+        shift, positions = into.shift, NO_NEURONS if panel is None else panel.selection.positions
         self.panel_differences = torch.empty(n_tests, positions.shape[0], dtype=shift.dtype, device=shift.device)
         """Signed differences of the panel's neurons, `[tests, panel]`."""
         self.compiled: CompiledFold | None = None
@@ -187,27 +194,27 @@ class ChunkFold:
         self, compiled: CompiledFold, layer: Layer, activations: Tensor, clean: Tensor, rows: Tensor
     ) -> None:
         """Fold the first tests of activations whose memory is `[chunk, neurons]`."""
-        columns = NO_COLUMNS if self.panel is None else self.panel.columns[layer.name]
+        columns = NO_COLUMNS if self.panel is None else self.panel.selection.columns[layer.name]
         self.by_layer.append((compiled.by_block, compiled.add(activations, clean, rows, layer.start, columns)))
 
     def _add_objective(
         self, objective: LayeredObjective, layer: Layer, activations: Tensor, clean: Tensor, rows: Tensor
     ) -> None:
-        if self.climbing is not None:
-            activations, rows = activations[self.climbing], rows[self.climbing]
+        if objective.climbing is not None:
+            activations, rows = activations[objective.climbing], rows[objective.climbing]
         if len(rows):
             value = objective.layer_value(layer, activations, clean, rows)
             self.objective_value = self.objective_value + value.sum()
 
     def _take_panel(self, layer: Layer, activations: Tensor, clean: Tensor, rows: Tensor) -> None:
         """Take the differences of the panel's neurons, which the compiled fold does on the way."""
-        if self.panel is None or not len(positions := self.panel.within[layer.name]):
+        if self.panel is None or not len(positions := self.panel.selection.within[layer.name]):
             return
-        if self.panel_clean is None:
+        if self.panel.clean is None:
             panel_clean = clean[rows[:, None], positions]
         else:
-            panel_clean = self.panel_clean[layer.name][rows]
-        columns = self.panel_differences[:, self.panel.columns[layer.name]]
+            panel_clean = self.panel.clean[layer.name][rows]
+        columns = self.panel_differences[:, self.panel.selection.columns[layer.name]]
         columns.copy_(activations.index_select(1, positions) - panel_clean)
 
     def _fold_by_torch(self, layer: Layer, activations: Tensor, clean: Tensor, rows: Tensor) -> None:

@@ -117,7 +117,7 @@ class Graphs:
     def _decide_wide_chunk(self, capture: Capture) -> None:
         """Decide by measurement, once for a campaign, whether several chunks run as one."""
         self.wide_chunk, usual = 0, self._graph(self._chunk, False, capture)
-        if usual is None or usual.is_observed or usual.milliseconds() > LONG:
+        if usual is None or usual.steps.is_observed or usual.milliseconds() > LONG:
             return
         try:
             wide = capture(WIDE * self._chunk, False)

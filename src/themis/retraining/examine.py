@@ -147,9 +147,9 @@ def examine(
     ledger.merge(ledger_of(target)).refuse(judge, "judge seeds")
     with target.opened():
         bench = calculator(target, judge, perturbation)
-        assert bench.labels is not None  # checked by `calculator`
-        clean = grade(bench.oracle, bench.clean_outputs, bench.labels)
-        clean_error = errors(bench.oracle, bench.clean_outputs, bench.labels)
+        assert bench.clean.labels is not None  # checked by `calculator`
+        clean = grade(bench.clean.oracle, bench.clean.outputs, bench.clean.labels)
+        clean_error = errors(bench.clean.oracle, bench.clean.outputs, bench.clean.labels)
         disturbed, disturbed_error = _disturbed(bench, judge, exam.draws, exam.random_seed)
         mended = None if before is None or before.old is None else _grade_old(bench, before.old)
     found, old, strength = None, None, None
@@ -207,8 +207,8 @@ def _disturbed(bench: Calculator, judge: Seeds, draws: int, random_seed: int) ->
         chunk = tests[first : first + bench.chunk]
         _, outputs, motion = bench.run_chunk(chunk, bench.chunk)
         labels = _labels(bench, torch.from_numpy(chunk.seed), motion)
-        grades.append(grade(bench.oracle, outputs, labels))
-        error = errors(bench.oracle, outputs, labels)
+        grades.append(grade(bench.clean.oracle, outputs, labels))
+        error = errors(bench.clean.oracle, outputs, labels)
         gaps += [] if error is None else [error]
     means = [torch.cat(parts).view(draws, len(judge)).mean(0) for parts in (grades, gaps) if parts]
     return means[0], means[1] if gaps else None
@@ -222,7 +222,7 @@ def _grade_old(bench: Calculator, old: OldFaults) -> Tensor:
         with torch.no_grad():
             outputs = bench.target.forward(old.inputs[chunk].to(bench.device)).float()
         labels = _labels(bench, old.rows[chunk]) if old.labels is None else old.labels[chunk].to(bench.device)
-        grades.append(grade(bench.oracle, outputs, labels).cpu())
+        grades.append(grade(bench.clean.oracle, outputs, labels).cpu())
     return torch.cat(grades)
 
 
@@ -240,7 +240,7 @@ def _old_faults(bench: Calculator, judge: Seeds, result: Run) -> OldFaults:
         disturbed, outputs, motion = bench.run_chunk(chunk, bench.chunk)
         chunk_rows = torch.from_numpy(chunk.seed)
         labels = _labels(bench, chunk_rows, motion)
-        is_wrong = (grade(bench.oracle, outputs, labels) < 1).cpu()
+        is_wrong = (grade(bench.clean.oracle, outputs, labels) < 1).cpu()
         inputs.append(disturbed.cpu()[is_wrong])
         wrong_rows.append(chunk_rows[is_wrong])
         moved_labels += [labels.cpu()[is_wrong]] if motion else []
@@ -277,9 +277,9 @@ def _strengths(result: Run, judge: Seeds, clean: Column) -> Column:
 
 def _labels(bench: Calculator, rows: Tensor, motion: Motion | None = None) -> Tensor:
     """The labels of tests, moved with their pictures."""
-    assert bench.labels is not None
-    labels = bench.labels[rows.to(bench.device)]
-    return bench.oracle.move_labels(labels, motion) if motion else labels
+    assert bench.clean.labels is not None
+    labels = bench.clean.labels[rows.to(bench.device)]
+    return bench.clean.oracle.move_labels(labels, motion) if motion else labels
 
 
 def _column(values: Tensor) -> Column:

@@ -12,7 +12,7 @@ from torch import Tensor
 from themis.data.seeds import Seeds
 from themis.errors import DataError, UsageError
 from themis.measure.calculator import Calculator
-from themis.measure.chunk import padded
+from themis.measure.sweep import clean_outputs
 from themis.oracle import (
     Changed,
     Compare,
@@ -87,15 +87,11 @@ def calculator(target: Target, seeds: Seeds, perturbation: Perturbation) -> Calc
     """A calculator for tests of all seeds, including those answered incorrectly. The target must be open."""
     if seeds.labels is None:
         raise DataError("judge seeds must have labels, got none: give (inputs, labels)")
-    bench = Calculator.trace(target, seeds, perturbation, choose_oracle(target.oracle), clean_bytes=0)
-    outputs = []
+    bench = Calculator.trace(target, seeds, perturbation, choose_oracle(target.oracle))
     with torch.no_grad():
-        for first in range(0, len(seeds), bench.chunk):
-            rows = torch.arange(first, min(first + bench.chunk, len(seeds)), device=bench.device)
-            outputs.append(target.forward(bench.inputs[padded(rows, bench.chunk)])[: len(rows)].float())
-    clean = torch.cat(outputs)
-    bench.oracle = by_label(bench.oracle.settle(clean, bench.labels))
-    bench.take_clean(clean)
+        clean = clean_outputs(bench)
+    bench.take_clean(clean, settles=True)
+    bench.take_clean(clean, by_label(bench.clean.oracle))
     return bench
 
 

@@ -171,7 +171,9 @@ def _groups_with_train(source: Source, train: Seeds) -> tuple[Ints, Ints] | None
 def _from_memory(run: Run, given: Given) -> Source:
     calculator = live_handle(run).calculator
     settings, last = run.start.settings, run.rounds[-1]
-    trainable = _trainable(calculator.target if given.target is None else as_target(given.target), calculator.oracle)
+    trainable = _trainable(
+        calculator.target if given.target is None else as_target(given.target), calculator.clean.oracle
+    )
     if settings.split is None:
         seeds = calculator.seeds
     elif given.data is None:

@@ -22,7 +22,7 @@ from themis.compute.native import library
 from themis.criteria.criterion import Criterion
 from themis.data.seeds import Seeds
 from themis.errors import ModelError, UsageError
-from themis.measure.calculator import BATCH_TOLERANCE, ROUGH_BATCH_TOLERANCE, Calculator
+from themis.measure.calculator import Calculator
 from themis.measure.inputs import place_others, within_bounds
 from themis.oracle import Oracle
 from themis.perturb.context import Context
@@ -32,6 +32,7 @@ from themis.runs.store.reader import Reader
 from themis.settings import Settings
 from themis.target.blackbox import fresh_answers
 from themis.target.fingerprint import hash_file, hash_seeds
+from themis.target.repeats import BATCH_TOLERANCE, ROUGH_BATCH_TOLERANCE
 from themis.target.target import AnyTarget, Target
 from themis.version import __version__
 
@@ -183,11 +184,11 @@ class Again:
 
 def record_samples(calculator: Calculator) -> dict[str, Any]:
     """What a run records of a few tests after its clean sweep; they count neither as tests nor as passes."""
-    again = Again(calculator.target, calculator.seeds, calculator.perturbation, calculator.oracle)
+    again = Again(calculator.target, calculator.seeds, calculator.perturbation, calculator.clean.oracle)
     rows = _rows(len(calculator.seeds))
     is_own_module = isinstance(calculator.target, Target)
     with torch.no_grad():
-        outputs = again.outputs(rows) if is_own_module else calculator.clean_outputs[rows].cpu()
+        outputs = again.outputs(rows) if is_own_module else calculator.clean.outputs[rows].cpu()
         disturbed = again.disturbed(rows, outputs, *_sample_tests(again.perturbation, len(rows)))
     return {
         "outputs": _thin(outputs, OUTPUT_VALUES).tolist(),

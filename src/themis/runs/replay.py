@@ -17,12 +17,10 @@ from torch import Tensor
 
 from themis.data.features import Coding
 from themis.data.files import check_memory
-from themis.data.rows import Rows
 from themis.data.seeds import Seeds, read_seeds
 from themis.errors import DataError, UsageError
-from themis.measure.calculator import Calculator
-from themis.measure.chunk import padded
-from themis.measure.inputs import place_others, within_bounds
+from themis.measure.calculator import Calculator, Limits
+from themis.measure.sweep import clean_outputs, sweep
 from themis.measure.tests import Ints, Tests
 from themis.oracle import Oracle, choose_oracle
 from themis.perturb import Perturbation, choose_perturbation
@@ -62,8 +60,8 @@ def replay_fault(fault: Fault, *, calculator: Calculator, seeds: Seeds, stored: 
             outputs = calculator.target.forward(repeated).float()
     at = slice(fault.position, fault.position + 1)
     rows = torch.tensor([row], device=calculator.device)
-    verdict = calculator.compare(rows, outputs[at], motion and motion[at])
-    answer, confidence = int(verdict.outcome[0]), float(calculator.oracle.confidence(outputs[at])[0])
+    verdict = calculator.clean.compare(rows, outputs[at], motion and motion[at])
+    answer, confidence = int(verdict.outcome[0]), float(calculator.clean.oracle.confidence(outputs[at])[0])
     value = None if verdict.value is None else float(verdict.value[0])
     output = outputs[fault.position].cpu()
     output_gap = None if stored is None else _gap(output, stored.outputs[0])
@@ -85,7 +83,7 @@ def replay_fault(fault: Fault, *, calculator: Calculator, seeds: Seeds, stored: 
         input_gap=input_gap,
         output_gap=output_gap,
         bounds=calculator.target.bounds,
-        boxes=answered_boxes(calculator.clean_outputs[row].cpu(), output, calculator.oracle.spec()),
+        boxes=answered_boxes(calculator.clean.outputs[row].cpu(), output, calculator.clean.oracle.spec()),
     )
 
 
@@ -225,10 +223,7 @@ class Replayer:
         self._check_once()
         with threads(record["environment"]["threads"]), self.target.opened(), torch.no_grad():
             calculator = self._calculator(seed_id, chunk)
-            outputs = _clean_outputs(calculator)
-            if calculator.oracle.spec() != record["start"]["oracle"]:  # not the run's own
-                calculator.oracle = calculator.oracle.settle(outputs, calculator.labels)
-            calculator.take_clean(outputs)
+            calculator.take_clean(clean_outputs(calculator), settles=not self._has_own_oracle())
             yield calculator
 
     def swept(self, seed_id: Ints) -> Calculator:
@@ -236,7 +231,7 @@ class Replayer:
         self._check_once()
         with self.target.opened():
             calculator = self._calculator(seed_id)
-            calculator.sweep()
+            sweep(calculator)
         return calculator
 
     def replay(self, fault: Fault, /) -> Replay:
@@ -246,16 +241,12 @@ class Replayer:
             raise DataError(missing_seed(fault.seed_id, len(self.seeds)))
         seed = self.seeds[row[0]].in_memory()
         stored = self.run.tensors([fault.id]).get(fault.id)
-        oracle = self.oracle
         self._check_memory(fault.chunk, seed.shape[1:])
         with threads(self.run.record["environment"]["threads"]), self.target.opened(), torch.no_grad():
-            calculator = Calculator.trace(
-                self.target, seed, self.perturbation, oracle, chunk=fault.chunk, clean_bytes=0
-            )
+            limits = Limits(chunk=fault.chunk)
+            calculator = Calculator.trace(self.target, seed, self.perturbation, self.oracle, limits)
             clean = self.target.forward(calculator.inputs[0].expand(fault.chunk, *seed.shape[1:]).contiguous())
-            if oracle.spec() != self.run.record["start"]["oracle"]:  # not the run's own
-                calculator.oracle = oracle.settle(clean[:1].float(), calculator.labels)
-            calculator.take_clean(clean[:1])
+            calculator.take_clean(clean[:1], settles=not self._has_own_oracle())
             replayed = replay_fault(fault, calculator=calculator, seeds=seed, stored=stored)
         return replace(replayed, changes=self.changes)
 
@@ -288,15 +279,12 @@ class Replayer:
                 raise DataError(missing_seed(seed_id[0], len(seeds)))
             seeds = seeds[is_requested.nonzero()[:, 0]].in_memory()
         self._check_memory(chunk or record["start"]["chunk"], seeds.shape[1:])
-        return Calculator.trace(
-            self.target,
-            seeds,
-            self.perturbation,
-            self.oracle,
-            chunk=chunk or record["start"]["chunk"],
-            clean_bytes=0,
-            min_ssim=record["settings"]["min_ssim"],
-        )
+        limits = Limits(chunk=chunk or record["start"]["chunk"], min_ssim=record["settings"]["min_ssim"])
+        return Calculator.trace(self.target, seeds, self.perturbation, self.oracle, limits)
+
+    def _has_own_oracle(self) -> bool:
+        """Whether the oracle is the run's own, as its clean outputs settled it."""
+        return bool(self.oracle.spec() == self.run.record["start"]["oracle"])
 
     def _check_memory(self, chunk: int, shape: Sequence[int]) -> None:
         """Refuse a recorded number of tests per forward pass whose inputs do not fit into memory."""
@@ -393,20 +381,6 @@ def live_handle(run: Run) -> LiveRun:
 def missing_seed(seed_id: int, n_seeds: int) -> str:
     """The message for data that does not have the seed of a fault."""
     return f"the data must hold the fault's seed {seed_id}, but it has {n_seeds} other seeds: pass the run's data"
-
-
-def _clean_outputs(calculator: Calculator) -> Tensor:
-    """The model's outputs for every clean input, in chunks of the recorded shape."""
-    n, parts = len(calculator.inputs), []
-    for first in range(0, n, calculator.chunk):
-        rows = torch.arange(first, min(first + calculator.chunk, n), device=calculator.device)
-        inputs = calculator.inputs[padded(rows, calculator.chunk)]
-        if isinstance(calculator.seeds.inputs, Rows):  # other inputs were checked all at once
-            inputs = within_bounds(inputs, calculator.target.bounds, calculator.seeds.seed_id[rows.cpu()])
-        place_others(calculator.target, calculator.seeds, padded(rows, calculator.chunk))
-        parts.append(calculator.target.forward(inputs)[: len(rows)].float())
-    calculator.passes += n
-    return torch.cat(parts)
 
 
 def recorded_oracle(run: Reader, requested: str | Oracle, permission: Permission) -> Oracle:

@@ -312,7 +312,7 @@ class _SuiteWork:
             with open_stored(out) as stored:
                 campaign = _recorded_campaign(campaign, stored.run)
                 if member.name not in self.checked:
-                    self.series.check_same(campaign, stored.run, _calculator(self.series).oracle)
+                    self.series.check_same(campaign, stored.run, _calculator(self.series).clean.oracle)
                 run = self.series.resume(campaign, stored, callbacks, signs=self.signs)
         else:
             with closing(Writer(out)) as store:
@@ -407,7 +407,7 @@ def _new_record(plan: SuitePlan, series: CampaignSeries) -> dict[str, Any]:
         "perturbation_code": None,
         "environment": series.environment | series.hashes,
         "classes": None if tested.class_names is None else list(tested.class_names),
-        "fault": calculator.oracle.describe(),
+        "fault": calculator.clean.oracle.describe(),
         "schedule": [],
         "state": "running",
         "passes": calculator.passes,
@@ -468,10 +468,10 @@ def _as_json(value: Any) -> Any:
 
 
 def _slice_columns(series: CampaignSeries, metadata: Any) -> list[SliceColumn]:
-    calculator, seeds = _calculator(series), series.tested.seeds
-    numbers = class_numbers(calculator.labels.cpu() if calculator.labels is not None else None, len(seeds))
-    if calculator.labels is None and calculator.clean_outputs.ndim == 2 and calculator.clean_outputs.shape[1] > 1:
-        numbers = calculator.clean_outputs.argmax(1).cpu().numpy()
+    clean, seeds = _calculator(series).clean, series.tested.seeds
+    numbers = class_numbers(clean.labels.cpu() if clean.labels is not None else None, len(seeds))
+    if clean.labels is None and clean.outputs.ndim == 2 and clean.outputs.shape[1] > 1:
+        numbers = clean.outputs.argmax(1).cpu().numpy()
     classes = class_column(numbers, seeds.classes)
     return [*([] if classes is None else [classes]), *metadata_columns(metadata, seeds.seed_id.numpy())]
 

@@ -62,9 +62,9 @@ def graded_rows(n_seeds: int, most: int | None, random_seed: int) -> Ints:
 
 def grade_clean(calculator: Calculator, rows: Ints) -> LevelGrade:
     """The grade without a disturbance, from the clean sweep."""
-    at = torch.from_numpy(rows).to(calculator.device)
-    outputs, labels = calculator.clean_outputs[at], None if calculator.labels is None else calculator.labels[at]
-    wrong = calculator.compare(at, outputs, None).is_fault.cpu().numpy().astype(np.int64)
+    at, clean = torch.from_numpy(rows).to(calculator.device), calculator.clean
+    outputs, labels = clean.outputs[at], None if clean.labels is None else clean.labels[at]
+    wrong = clean.compare(at, outputs, None).is_fault.cpu().numpy().astype(np.int64)
     name, score = _score(calculator, outputs, labels)
     return LevelGrade("clean", len(rows), int(wrong.sum()), score, 0, wrong, name)
 
@@ -92,11 +92,11 @@ def _grade_tests(calculator: Calculator, tests: Tests, level: str) -> LevelGrade
         at = torch.from_numpy(chunk.seed).to(calculator.device)
         answers = calculator.run_chunk(chunk, calculator.chunk)
         with torch.no_grad():
-            wrong.append(calculator.compare(at, answers.outputs, answers.motion).is_fault.cpu())
+            wrong.append(calculator.clean.compare(at, answers.outputs, answers.motion).is_fault.cpu())
             outputs.append(answers.outputs)
-            if calculator.labels is not None:
-                moved = calculator.labels[at]
-                labels.append(calculator.oracle.move_labels(moved, answers.motion) if answers.motion else moved)
+            if calculator.clean.labels is not None:
+                moved = calculator.clean.labels[at]
+                labels.append(calculator.clean.oracle.move_labels(moved, answers.motion) if answers.motion else moved)
     errors = torch.cat(wrong).numpy().astype(np.int64)
     name, score = _score(calculator, torch.cat(outputs), torch.cat(labels) if labels else None)
     return LevelGrade(level, len(tests), int(errors.sum()), score, calculator.passes - before, errors, name)
@@ -104,7 +104,7 @@ def _grade_tests(calculator: Calculator, tests: Tests, level: str) -> LevelGrade
 
 def _score(calculator: Calculator, outputs: torch.Tensor, labels: torch.Tensor | None) -> tuple[str, float | None]:
     """The task's own score and its name; more is better. None without labels, or in tasks that have only an error."""
-    scores = {} if labels is None else calculator.oracle.grade(outputs, labels)
+    scores = {} if labels is None else calculator.clean.oracle.grade(outputs, labels)
     return next(((name, float(score)) for name, score in scores.items() if name != "error"), ("", None))
 
 

@@ -14,6 +14,7 @@ from themis.compute import rng
 from themis.data.seeds import Seeds
 from themis.errors import DataError
 from themis.measure.calculator import Calculator, ChunkAnswers
+from themis.measure.sweep import sweep
 from themis.measure.tests import Bools, Tests
 from themis.oracle import choose_oracle
 from themis.perturb import Perturbation
@@ -64,9 +65,9 @@ class ErrorRates:
 
     def __init__(self, target: AnyTarget, seeds: Seeds, perturbation: Perturbation, random_seed: int) -> None:
         self.perturbation, self.random_seed = perturbation, random_seed
-        self.calculator = Calculator.trace(target, seeds, perturbation, choose_oracle(target.oracle), clean_bytes=0)
-        self.calculator.sweep()
-        self.usable = self.calculator.usable.cpu().numpy()
+        self.calculator = Calculator.trace(target, seeds, perturbation, choose_oracle(target.oracle))
+        sweep(self.calculator)
+        self.usable = self.calculator.clean.usable.cpu().numpy()
         self.seed_id = seeds.seed_id.numpy()[self.usable]
         is_drawn = perturbation.is_random or len(perturbation.theta) > 1
         self.draws = DRAWS if is_drawn and not perturbation.passes else 1
@@ -75,7 +76,7 @@ class ErrorRates:
     @property
     def chance(self) -> float:
         """The error rate of guessing among the classes; 1 if there are no classes."""
-        outputs, oracle = self.calculator.clean_outputs, self.calculator.oracle.spec()
+        outputs, oracle = self.calculator.clean.outputs, self.calculator.clean.oracle.spec()
         has_classes = outputs.ndim == 2 and outputs.shape[1] > 1 and oracle in ("wrong", "changed")
         return 1 - 1 / outputs.shape[1] if has_classes else 1.0
 
@@ -99,7 +100,7 @@ class ErrorRates:
         calculator, is_fault = self.calculator, []
         for chunk, (_, outputs, motion) in self._run(tests):
             rows = torch.from_numpy(chunk.seed).to(outputs.device)
-            is_fault.append(calculator.compare(rows, outputs, motion).is_fault.cpu())
+            is_fault.append(calculator.clean.compare(rows, outputs, motion).is_fault.cpu())
         return torch.cat(is_fault).numpy() if is_fault else np.zeros(0, dtype=bool)
 
     def inputs(self, tests: Tests) -> Tensor:

@@ -76,7 +76,7 @@ class DeepXplore(Paper):
 
     def objective(self, criterion: Criterion, calculator: Calculator, number: int) -> Objective:
         """The joint objective of the tests from `number` on, with a neuron that is not covered yet."""
-        outputs = calculator.clean_outputs
+        outputs = calculator.clean.outputs
         if outputs.ndim != 2 or outputs.shape[1] < 2:
             raise UsageError(
                 f"policy 'deepxplore' needs class scores, but this model's output has shape {list(outputs.shape[1:])}: "
@@ -87,7 +87,7 @@ class DeepXplore(Paper):
             uncovered = torch.arange(calculator.n_neurons, device=calculator.device)
         else:
             uncovered = (~covered).nonzero().squeeze(1)
-        return self.joint_objective(outputs.argmax(1), uncovered, calculator.oracle.is_probability, number)
+        return self.joint_objective(outputs.argmax(1), uncovered, calculator.clean.oracle.is_probability, number)
 
     def joint_objective(self, answers: Tensor, uncovered: Tensor, is_probability: bool, number: int) -> Objective:
         """The same, given the clean classes of the seeds and the neurons to choose from."""

@@ -8,7 +8,9 @@ from guided import QUICK, Seen, labelled
 import themis
 from themis import BlackBox, Target, UsageError
 from themis.data.seeds import read_seeds
-from themis.measure.calculator import Calculator
+from themis.measure.calculator import Calculator, Limits
+from themis.measure.runner import TestRunner
+from themis.measure.sweep import sweep
 from themis.oracle import choose_oracle
 from themis.perturb import Context, choose_perturbation, perturb
 from themis.search.policy import Space
@@ -39,14 +41,14 @@ def test_deepxplore_increases_its_joint_objective(net, data):
     policy = DeepXplore([Target(rival)])
     seeds = read_seeds(data)
     chosen = choose_perturbation("brightness")
-    calculator = Calculator.trace(target, seeds, chosen, choose_oracle("changed"), clean_bytes=1 << 20)
-    calculator.sweep()
+    calculator = Calculator.trace(target, seeds, chosen, choose_oracle("changed"), Limits(1 << 20))
+    sweep(calculator)
     space = Space.of(chosen, np.arange(20), np.arange(20), np.ones(20, np.float32), 0)
     policy.init(space)
-    answers, neuron = calculator.clean_outputs.argmax(1), torch.tensor([17])
+    answers, neuron = calculator.clean.outputs.argmax(1), torch.tensor([17])
     objective = policy.joint_objective(answers, neuron, False, 0)
     tests = space.tests(np.arange(20), np.arange(20), space.uniform_theta(0, np.arange(20)), "draw")
-    gradient = calculator.measure(tests, calculator.accumulator(), objective).results.gradient
+    gradient = TestRunner(calculator).measure(tests, calculator.accumulator(), objective).results.gradient
 
     def height(theta):
         inputs = perturb(chosen, seeds.inputs[:20], theta, torch.zeros(20, dtype=torch.int64), Context((0.0, 1.0)))

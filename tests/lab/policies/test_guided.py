@@ -14,7 +14,7 @@ from themis import Callback, DataError, Target, UsageError
 from themis.cli import main
 from themis.criteria.fitting import activations, fit_to
 from themis.criteria.names import choose_criterion
-from themis.measure.calculator import Calculator
+from themis.measure.runner import TestRunner
 from themis.measure.tests import Results
 from themis.runs.store.reader import Reader
 from themis.search.policy import Space
@@ -45,14 +45,14 @@ def data(net):
 @pytest.fixture
 def sizes(monkeypatch):
     """The number of tests of each chunk that is measured; the rest of its forward pass is padding."""
-    sizes, measure = [], Calculator.measure
+    sizes, measure = [], TestRunner.measure
 
     def counted(self, *arguments, **options):
         measurement = measure(self, *arguments, **options)
         sizes.append(len(measurement))
         return measurement
 
-    monkeypatch.setattr(Calculator, "measure", counted)
+    monkeypatch.setattr(TestRunner, "measure", counted)
     return sizes
 
 

@@ -12,7 +12,7 @@ import themis.campaign.judging as judging
 from themis import DataError, ModelError, Target, UsageError
 from themis.criteria.fitting import fit_to
 from themis.criteria.names import choose_criterion
-from themis.measure.calculator import Calculator
+from themis.measure.runner import TestRunner
 from themis_lab.criteria import NC
 
 
@@ -31,7 +31,7 @@ def interrupted(monkeypatch):
     """Sends Ctrl-C when the calculator measures its k-th chunk, which is finished first."""
 
     def at(k):
-        measure, left = Calculator.measure, [k]
+        measure, left = TestRunner.measure, [k]
 
         def counted(self, *arguments):
             left[0] -= 1
@@ -39,7 +39,7 @@ def interrupted(monkeypatch):
                 signal.raise_signal(signal.SIGINT)
             return measure(self, *arguments)
 
-        monkeypatch.setattr(Calculator, "measure", counted)
+        monkeypatch.setattr(TestRunner, "measure", counted)
 
     return at
 

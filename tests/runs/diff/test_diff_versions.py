@@ -175,10 +175,10 @@ def test_folders_of_models_in_memory_take_a_replayer(base, tmp_path):
 
 def test_comparing_does_not_change_the_campaigns_calculator(base):
     calculator = base.faults.handle.calculator
-    before = (calculator.oracle, calculator.min_ssim)
+    before = (calculator.clean.oracle, calculator.limits.min_ssim)
     fault = base.faults[0]
     diff_runs(campaign(0.45, min_ssim=0.2), base, tests=50)
-    assert (calculator.oracle, calculator.min_ssim) == before
+    assert (calculator.clean.oracle, calculator.limits.min_ssim) == before
     assert fault.replay().is_same
 
 

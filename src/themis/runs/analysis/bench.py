@@ -99,10 +99,10 @@ class TestBench:
         disturbed, outputs, motion = calculator.run_chunk(tests, size)
         rows = torch.from_numpy(np.ascontiguousarray(tests.seed)).to(calculator.device)
         inputs = calculator.inputs[rows]
-        verdict = calculator.compare(rows, outputs, motion)
+        verdict = calculator.clean.compare(rows, outputs, motion)
         away, is_fault = distances(inputs, disturbed, calculator.target.bounds), verdict.is_fault
-        if calculator.min_ssim is not None:
-            is_fault = is_fault & (away["ssim"] >= calculator.min_ssim)
+        if calculator.limits.min_ssim is not None:
+            is_fault = is_fault & (away["ssim"] >= calculator.limits.min_ssim)
         columns = {"is_fault": is_fault, "answer": verdict.outcome, "margin": verdict.margin.float(), **away}
         outcomes = {name: column.cpu().numpy().copy() for name, column in columns.items()}
         self._n_done += len(tests)
@@ -121,10 +121,7 @@ class TestBench:
 
     def usable(self) -> Ints:
         """Rows of the seeds that a campaign tests: those that the model answers correctly without a disturbance."""
-        calculator = self.calculator
-        usable: Ints = (
-            calculator.oracle.check(calculator.clean_outputs, calculator.labels).nonzero()[:, 0].cpu().numpy()
-        )
+        usable: Ints = self.calculator.clean.usable.cpu().numpy()
         return usable
 
 

@@ -243,7 +243,7 @@ def _failing_seeds(source: Run | Replayer) -> NDArray[np.int64]:
 
 def _ordinary_tests(calculator: Calculator, n: int, random_seed: int, on_progress: OnProgress) -> Tests:
     """Uniform tests that the model passes."""
-    usable = calculator.usable.cpu().numpy()
+    usable = calculator.clean.usable.cpu().numpy()
     seed_id = calculator.seeds.seed_id.numpy()[usable]
     space = Space.of(calculator.perturbation, usable, seed_id, np.zeros(len(usable), dtype=np.float32), random_seed)
     number = np.arange(n)
@@ -264,7 +264,7 @@ def _ordinary_tests(calculator: Calculator, n: int, random_seed: int, on_progres
 
 def _passes(calculator: Calculator, tests: Tests) -> NDArray[np.bool_]:
     _, outputs, motion = calculator.run_chunk(tests, calculator.chunk)
-    verdict = calculator.compare(torch.from_numpy(tests.seed).to(calculator.device), outputs, motion)
+    verdict = calculator.clean.compare(torch.from_numpy(tests.seed).to(calculator.device), outputs, motion)
     passes: NDArray[np.bool_] = ~verdict.is_fault.cpu().numpy()
     return passes
 

@@ -101,8 +101,8 @@ def _notes_of_benches(benches: Benches) -> list[str]:
     notes = []
     if first.perturbation.passes:
         notes.append("an attack is computed separately for each model, from its own gradient")
-    if first.oracle.spec() != second.oracle.spec():
-        notes.append(f"both models were judged by the first run's oracle, {first.oracle.spec()}")
+    if first.clean.oracle.spec() != second.clean.oracle.spec():
+        notes.append(f"both models were judged by the first run's oracle, {first.clean.oracle.spec()}")
     return notes
 
 
@@ -132,7 +132,7 @@ def _notes_of_faults(name: str, replayed: ReplayedFaults) -> list[str]:
 
 
 def _check_oracles(first: Side, second: Side, benches: Benches) -> None:
-    specs = [bench.calculator.oracle.spec() for bench in benches]
+    specs = [bench.calculator.clean.oracle.spec() for bench in benches]
     if specs[0].partition(":")[0] != specs[1].partition(":")[0]:
         raise UsageError(
             f"both runs must have the same kind of fault, but {first.name} has oracle {specs[0]!r} and {second.name} "
@@ -160,17 +160,14 @@ def _judge(paired: PairedTests, clean: PairedClean | None) -> tuple[str, str]:
 def _judged_alike(benches: Benches) -> Iterator[None]:
     """Judge both models by the first one's oracle, and by the stricter of the two similarity limits."""
     first, second = (bench.calculator for bench in benches)
-    before = (second.oracle, second.clean_outputs, second.reference)
-    limits = (first.min_ssim, second.min_ssim)
-    strictest = max((limit for limit in limits if limit is not None), default=None)
-    second.oracle = replace(first.oracle, is_probability=second.oracle.is_probability)
-    first.min_ssim = second.min_ssim = strictest
+    clean, limits = second.clean, (first.limits, second.limits)
+    strictest = max((each.min_ssim for each in limits if each.min_ssim is not None), default=None)
+    first.limits, second.limits = (replace(each, min_ssim=strictest) for each in limits)
     try:
-        second.take_clean(second.clean_outputs)
+        second.take_clean(clean.outputs, replace(first.clean.oracle, is_probability=clean.oracle.is_probability))
         yield
     finally:
-        second.oracle, second.clean_outputs, second.reference = before
-        first.min_ssim, second.min_ssim = limits
+        second.clean, (first.limits, second.limits) = clean, limits
 
 
 def _shared_seeds(first: Side, second: Side, benches: Benches) -> SharedSeeds:
@@ -210,7 +207,7 @@ def _are_correct(shared: SharedSeeds, benches: Benches) -> tuple[Bools, Bools]:
 
 def _compare_clean(is_correct: tuple[Bools, Bools], benches: Benches) -> PairedClean | None:
     """The clean accuracy of both models; None without labels, when every answer counts as correct."""
-    if any(bench.calculator.labels is None for bench in benches):
+    if any(bench.calculator.clean.labels is None for bench in benches):
         return None
     before, after = (each.astype(np.int64) for each in is_correct)
     rates = paired_rates(np.ones_like(before), before, after)
@@ -369,7 +366,7 @@ def _column(faults: Sequence[Fault], name: str) -> Ints:
 
 
 def _is_dropped(outcomes: Outcomes, bench: TestBench) -> Bools:
-    least = bench.calculator.min_ssim
+    least = bench.calculator.limits.min_ssim
     return np.zeros(len(outcomes["ssim"]), dtype=bool) if least is None else outcomes["ssim"] < least
 
 
