@@ -7,6 +7,7 @@ import yaml
 
 from themis.cli import COMMANDS, configure_parser, main
 from themis.cli.options import KINDS, NOT_IN_A_FILE, Option, Parser, as_yaml, bare_kind, parse, read_config
+from themis.plugins import added
 
 WORDS = {
     int: "7",
@@ -28,7 +29,9 @@ def parser_of(command):
     return parser
 
 
-CONFIGURED = [name for name in COMMANDS if "--config" in parser_of(name)._option_string_actions]
+CONFIGURED = [
+    name for name in (*COMMANDS, *added("themis.commands")) if "--config" in parser_of(name)._option_string_actions
+]
 
 
 def schema_of(command, capsys):

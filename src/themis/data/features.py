@@ -379,7 +379,7 @@ def is_series(data: Any) -> bool:
     return _is_of(data, "Series", "Index")
 
 
-class Column(NamedTuple):
+class CodedColumn(NamedTuple):
     """A column of a DataFrame, and how the inputs code it."""
 
     name: str
@@ -403,10 +403,10 @@ class Coding:
     """
 
     library: str
-    columns: tuple[Column, ...]
+    columns: tuple[CodedColumn, ...]
 
     @property
-    def odd_column(self) -> Column | None:
+    def odd_column(self) -> CodedColumn | None:
         """The first column that is not of numbers alone."""
         odd = (column for column in self.columns if column.values is not None or column.missing is not None)
         return next(odd, None)
@@ -427,9 +427,9 @@ class Coding:
     def recorded(record: dict[str, Any]) -> Coding:
         """The coding that a run recorded."""
 
-        def column(fields: dict[str, Any]) -> Column:
+        def column(fields: dict[str, Any]) -> CodedColumn:
             values: Any = {name: tuple(each) if isinstance(each, list) else each for name, each in fields.items()}
-            return Column(**values)
+            return CodedColumn(**values)
 
         return Coding(record["library"], tuple(map(column, record["columns"])))
 
@@ -502,7 +502,7 @@ def _library(data: Any) -> str:
     return type(data).__module__.partition(".")[0]
 
 
-def _read_column(series: Any, name: str) -> tuple[Numbers, Column, Numbers | None]:
+def _read_column(series: Any, name: str) -> tuple[Numbers, CodedColumn, Numbers | None]:
     """The numbers or codes of a column, what they stand for, and which numbers are missing, or None if none is."""
     kind = _kind(series.dtype)
     if kind is None:
@@ -511,7 +511,7 @@ def _read_column(series: Any, name: str) -> tuple[Numbers, Column, Numbers | Non
             "numbers, or drop it"
         )
     is_missing = np.asarray(series.isna() if _library(series) == "pandas" else series.is_null())
-    column = Column(name, str(series.dtype).partition("(")[0])
+    column = CodedColumn(name, str(series.dtype).partition("(")[0])
     objects = None
     if kind == "O":
         objects = series.to_list()
@@ -548,8 +548,8 @@ def _kind(dtype: Any) -> str | None:
 
 
 def _categories(
-    series: Any, column: Column, objects: list[Any], present: list[Any], is_missing: Numbers
-) -> tuple[Numbers, Column]:
+    series: Any, column: CodedColumn, objects: list[Any], present: list[Any], is_missing: Numbers
+) -> tuple[Numbers, CodedColumn]:
     """The codes of a column of names, in sorted order or that of its type, and what they stand for."""
     plain = [value.item() if isinstance(value, np.generic) else value for value in present]
     wrong = next((value for value in plain if not isinstance(value, str | bool | int | float)), None)
@@ -584,14 +584,14 @@ def _listed(series: Any) -> tuple[Any, ...] | None:
     return tuple(series.dtype.categories.to_list()) if is_listed else None
 
 
-def _codes(column: Column, inputs: Numbers, k: int) -> list[Any]:
+def _codes(column: CodedColumn, inputs: Numbers, k: int) -> list[Any]:
     """The values of a category in some rows."""
     assert column.values is not None
     places = np.rint(inputs[:, k]).clip(0, len(column.values) - 1).astype(np.int64)
     return [column.values[place] for place in places]
 
 
-def _pandas_series(pandas: Any, column: Column, inputs: Numbers, k: int) -> Any:
+def _pandas_series(pandas: Any, column: CodedColumn, inputs: Numbers, k: int) -> Any:
     if column.values is not None:
         values = _codes(column, inputs, k)
         if column.type == "category":
@@ -607,7 +607,7 @@ def _pandas_series(pandas: Any, column: Column, inputs: Numbers, k: int) -> Any:
     return pandas.Series(numbers).astype(column.type)
 
 
-def _polars_series(polars: Any, column: Column, inputs: Numbers, k: int) -> Any:
+def _polars_series(polars: Any, column: CodedColumn, inputs: Numbers, k: int) -> Any:
     kind = getattr(polars, column.type)
     if column.values is not None:
         kind = polars.Enum(list(column.categories or ())) if column.type == "Enum" else kind
@@ -633,7 +633,9 @@ def _refuse_infinite(values: Numbers, names: Sequence[str]) -> None:
         )
 
 
-def _described(values: Numbers, names: Sequence[str], arrays: Sequence[Numbers], columns: Sequence[Column]) -> Features:
+def _described(
+    values: Numbers, names: Sequence[str], arrays: Sequence[Numbers], columns: Sequence[CodedColumn]
+) -> Features:
     """Features by the type of their columns; 0 and 1 are binary in every type."""
     features = Features.of(values, names)
     rules: list[tuple[str, dict[str, Any]]] = []

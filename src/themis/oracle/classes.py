@@ -10,7 +10,7 @@ from torch import Tensor
 
 from themis.compute.native import library_for, verdict
 from themis.errors import DataError, ModelError
-from themis.oracle.constant import Baseline, class_baseline
+from themis.oracle.constant import BesideConstant, class_baseline
 from themis.oracle.oracle import NOT_FINITE, Oracle, Verdict, are_finite, check_some_correct, mark_not_finite
 
 LEAST = 1e-12
@@ -45,7 +45,7 @@ class _Classifier(Oracle):
     def grade(self, clean_outputs: Tensor, labels: Tensor) -> dict[str, float]:
         return {"accuracy": float((clean_outputs.argmax(1) == labels).double().mean())}
 
-    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> Baseline | None:
+    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BesideConstant | None:
         return class_baseline(clean_outputs.argmax(1, keepdim=True), labels.long())
 
 
@@ -143,7 +143,7 @@ class Top(_Classifier):
     def answers(self, clean_outputs: Tensor) -> Tensor:
         return clean_outputs.topk(self.k, 1).indices.sort(1).values
 
-    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> Baseline | None:
+    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BesideConstant | None:
         return class_baseline(self.answers(clean_outputs), labels.long())
 
 

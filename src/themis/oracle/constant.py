@@ -25,7 +25,7 @@ WORSE = 3.09
 """They are worse than a constant answer (p < 0.001) if they lose by more standard errors than this."""
 
 
-class Baseline(NamedTuple):
+class BesideConstant(NamedTuple):
     """The clean answers beside the best constant answer, by the labels. Scores are `[seeds]`, higher is better."""
 
     own: Tensor
@@ -66,7 +66,7 @@ def _are_same(answers: Tensor) -> bool:
     return bool(spread <= ROUNDING * answers.abs().max())
 
 
-def class_baseline(answers: Tensor, labels: Tensor) -> Baseline | None:
+def class_baseline(answers: Tensor, labels: Tensor) -> BesideConstant | None:
     """Compare the classes `[seeds, k]` that answers name with always naming the k commonest labels.
 
     Data with hardly any other label cannot tell a good model from one that always names the commonest.
@@ -85,11 +85,11 @@ def class_baseline(answers: Tensor, labels: Tensor) -> Baseline | None:
     agreement = _standardised(float(own.sum()) - mean, squares / max(n - 1, 1))
     names = f"class {int(commonest[0])}" if k == 1 else f"the {k} commonest classes"
     shares = " against ".join(percent(float(part.double().mean())) for part in (own, constant))
-    return Baseline(own, constant, agreement, f"always naming {names}: {shares} correct")
+    return BesideConstant(own, constant, agreement, f"always naming {names}: {shares} correct")
 
 
 def agreement_of_numbers(answers: Tensor, labels: Tensor) -> float:
-    """Return `Baseline.agreement` of answers and labels `[seeds, numbers]`, whose columns have one unit."""
+    """Return `BesideConstant.agreement` of answers and labels `[seeds, numbers]`, whose columns have one unit."""
     centred = [(column - column.mean(0)).double() for column in (answers, labels)]
     spread = (centred[0].T @ centred[0] * (centred[1].T @ centred[1])).sum()
     return _standardised(float((centred[0] * centred[1]).sum()), float(spread) / max(len(answers) - 1, 1))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from themis.errors import DataError, ModelError
-from themis.oracle.constant import Baseline, agreement_of_numbers
+from themis.oracle.constant import BesideConstant, agreement_of_numbers
 from themis.oracle.motion import Motion
 from themis.oracle.oracle import KEPT_ANSWER, Oracle, Verdict, check_some_correct, mark_not_finite, read_number
 
@@ -90,7 +90,7 @@ class KeyPoints(Oracle):
     def answers(self, clean_outputs: Tensor) -> Tensor:
         return clean_outputs[..., :2]
 
-    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> Baseline | None:
+    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BesideConstant | None:
         reference = self.reference(clean_outputs, labels)
         is_known = reference[..., 2:] == COUNTS
         places = torch.where(is_known, reference[..., :2], torch.nan)
@@ -102,7 +102,7 @@ class KeyPoints(Oracle):
         gaps = [torch.where(is_known, points - median, 0).flatten(1) for points in (clean_outputs[..., :2], places)]
         errors = f"mean error {float(own.mean()):.3g} against {float(constant.mean()):.3g} pixels"
         text = f"always answering the median places: {errors}"
-        return Baseline(-own, -constant, agreement_of_numbers(*gaps), text)
+        return BesideConstant(-own, -constant, agreement_of_numbers(*gaps), text)
 
     def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
         """Return the places and whether they count, `[seeds, points, 3]`."""

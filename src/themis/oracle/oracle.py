@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from themis.errors import DataError, ModelError, UsageError
-from themis.oracle.constant import Baseline
+from themis.oracle.constant import BesideConstant
 from themis.oracle.motion import Motion
 
 NOT_FINITE = -1
@@ -69,7 +69,7 @@ class Oracle(ABC):
         """Return what the model answers, `[seeds, ...]`, whatever the labels are."""
         return self.reference(clean_outputs, None)
 
-    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> Baseline | None:
+    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BesideConstant | None:
         """Return the clean answers beside the best constant answer, in tasks that have one."""
         return None
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from themis.errors import DataError, ModelError
 from themis.oracle.classes import IGNORED, are_probabilities, class_loss
-from themis.oracle.constant import Baseline
+from themis.oracle.constant import BesideConstant
 from themis.oracle.motion import Motion
 from themis.oracle.oracle import KEPT_ANSWER, Oracle, Verdict, check_some_correct, mark_not_finite, read_number
 
@@ -104,7 +104,7 @@ class Segmentation(Oracle):
         mean = self._overlap(clean_outputs, clean_outputs, labels)[0]
         return {"iou": float(mean.nanmean())}
 
-    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> Baseline | None:
+    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BesideConstant | None:
         reference = self.reference(clean_outputs, labels)
         commonest = int(reference[reference != IGNORED].mode().values)
         scores = torch.zeros_like(clean_outputs[:1])
@@ -112,7 +112,7 @@ class Segmentation(Oracle):
         own = self._overlap(clean_outputs, clean_outputs, labels)[0]
         constant = self._overlap(clean_outputs, scores.expand_as(clean_outputs), labels)[0]
         means = " against ".join(f"{float(part.nanmean()):.3g}" for part in (own, constant))
-        return Baseline(own, constant, 0.0, f"always answering class {commonest}: mean IoU {means}")
+        return BesideConstant(own, constant, 0.0, f"always answering class {commonest}: mean IoU {means}")
 
     def _overlap(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the mean IoU `[tests]`, and that of each class `[tests, classes]`, NaN if the reference lacks it."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from themis.errors import DataError, ModelError
 from themis.oracle.classes import LEAST
-from themis.oracle.constant import Baseline, agreement_of_numbers, class_baseline
+from themis.oracle.constant import BesideConstant, agreement_of_numbers, class_baseline
 from themis.oracle.oracle import (
     KEPT_ANSWER,
     Oracle,
@@ -95,7 +95,7 @@ class Threshold(_Thresholded):
         is_correct = self.reference(clean_outputs, labels) == labels.reshape(-1)
         return {"accuracy": float(is_correct.double().mean())}
 
-    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> Baseline | None:
+    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BesideConstant | None:
         return class_baseline(self.answers(clean_outputs)[:, None], labels.reshape(-1).long())
 
 
@@ -161,12 +161,12 @@ class Multilabel(_Thresholded):
     def describe_left_out(self, has_labels: bool) -> str:
         return "the model has all of their labels wrong"
 
-    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> Baseline | None:
+    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BesideConstant | None:
         answers, given = self.answers(clean_outputs), _by_score(labels, clean_outputs).long()
         own, constant = ((rows == given).double().mean(1) for rows in (answers, given.median(0).values))
         shares = " against ".join(percent(float(part.mean())) for part in (own, constant))
         text = f"always giving each label its commonest value: {shares} correct"
-        return Baseline(own, constant, agreement_of_numbers(answers.double(), given.double()), text)
+        return BesideConstant(own, constant, agreement_of_numbers(answers.double(), given.double()), text)
 
 
 def _by_score(labels: Tensor, outputs: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ def add_arguments(parser):
 
 def execute(arguments, explicit_options):
     import themis
+    from themis.text import print_text
 
     run = themis.open_run(arguments.run)
-    print(f"{len(run.faults) / run.rounds[-1].tests:.1%} of the tests broke the model")
+    print_text(f"{len(run.faults) / run.rounds[-1].tests:.1%} of the tests broke the model")
     return 0
