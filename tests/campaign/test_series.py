@@ -9,8 +9,7 @@ import themis
 from themis import ModelError
 from themis.campaign.callback import Callbacks
 from themis.campaign.series import open_series, open_stored
-from themis.campaign.setup import CampaignPlan
-from themis.campaign.tested import read_tested
+from themis.campaign.setup import CampaignPlan, read_tested
 from themis.perturb import choose_perturbation
 from themis.runs.store.writer import Writer
 from themis.search import choose_policy

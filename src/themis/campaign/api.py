@@ -12,8 +12,7 @@ from torch import nn
 
 from themis.campaign.callback import Callback, Callbacks
 from themis.campaign.series import open_series, open_stored
-from themis.campaign.setup import CampaignPlan
-from themis.campaign.tested import TestedModel, describe_columns, read_tested
+from themis.campaign.setup import CampaignPlan, TestedModel, describe_columns, read_tested
 from themis.compute.cluster import RayExecutor, choose_executor
 from themis.criteria.criterion import Criterion
 from themis.data.features import Features

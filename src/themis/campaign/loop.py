@@ -24,13 +24,9 @@ from themis.campaign.state import PartialRound, State
 from themis.measure.captured import foreground
 from themis.measure.fold import Objective
 from themis.measure.tests import Results, Tests
-from themis.oracle import Detection, KeyPoints
 from themis.runs.environment import record_samples
 from themis.runs.run import Run, Start
 from themis.search.ascent import MARGIN_ASCENT, SENSITIVITY_ASCENT
-
-DRAWN = (Detection, KeyPoints)
-"""Tasks whose clean answers are kept with the faults, to be drawn into their pictures."""
 
 
 def run_campaign(setup: Setup, state: State, recorder: Recorder) -> Run:
@@ -131,10 +127,7 @@ def _measure(setup: Setup, state: State, recorder: Recorder, partial: PartialRou
         state.add_panel(measurement, is_shape_sample=stream == "uniform" or setup.settings.uniform_share == 0)
     with state.clock.timed("search"):
         state.add(tests, measurement, stream)
-        calculator = setup.calculator
-        clean_outputs = calculator.clean.outputs if isinstance(calculator.clean.oracle, DRAWN) else None
-        n_rounds = len(state.rounds) + 1
-        recorder.add_faults(tests, measurement, setup.seeds, setup.facts, n_rounds, stream, clean_outputs)
+        recorder.add_faults(setup, tests, measurement, len(state.rounds) + 1, stream)
         partial.results.append(measurement.results)
         if setup.settings.max_passes is not None:
             partial.truncate(n_affordable(setup, state, partial.pending, partial.following))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from themis.campaign.callback import Callbacks
 from themis.campaign.interrupt import Interrupts
-from themis.campaign.setup import SeedFacts
+from themis.campaign.setup import SeedFacts, Setup
 from themis.data.seeds import Seeds
 from themis.errors import StoreError
 from themis.measure.runner import Measurement
@@ -52,23 +52,14 @@ class Recorder:
             self.store.note("start", start.as_dict())
         self.callbacks.call("on_start", start)
 
-    def add_faults(
-        self,
-        tests: Tests,
-        measurement: Measurement,
-        seeds: Seeds,
-        facts: SeedFacts,
-        round: int,
-        stream: str,
-        clean_outputs: Tensor | None = None,
-    ) -> None:
-        """Take the faults among `tests`; they are written by `keep`, with the clean outputs of their seeds if given."""
+    def add_faults(self, setup: Setup, tests: Tests, measurement: Measurement, round: int, stream: str) -> None:
+        """Take the faults among `tests`; they are written by `keep`."""
         columns, tensors, addition = None, None, 0
         if len(measurement.faults):
-            columns = fault_columns(tests, measurement, facts, round, stream)
+            columns = fault_columns(tests, measurement, setup.facts, round, stream)
             self.faults.add(**columns)
             if self.store:
-                tensors = fault_tensors(self.store, columns, tests, measurement, seeds, clean_outputs)
+                tensors = fault_tensors(self.store, columns, tests, measurement, setup.seeds, setup.drawn_outputs)
         if self.store:
             addition = self.store.add_faults(int(tests.number[-1]) + 1, columns, tensors)
         if columns is not None and self.callbacks.wants("on_fault"):

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from themis.campaign.measurer import LocalMeasurer, Portion, Upcoming
-from themis.campaign.setup import CampaignPlan, MakeMeasurer
-from themis.campaign.tested import TestedModel, read_tested
+from themis.campaign.setup import CampaignPlan, MakeMeasurer, TestedModel, read_tested
 from themis.campaign.worker import (
     Array,
     CampaignCase,

@@ -16,9 +16,17 @@ from themis.campaign.criterion import CampaignCriterion, prepare_criterion
 from themis.campaign.loop import has_finished, run_campaign
 from themis.campaign.recorder import Recorder
 from themis.campaign.remote import check_workers, start_workers
-from themis.campaign.setup import CampaignPlan, CleanSweep, MakeMeasurer, Setup, check_classes, prepare, sweep_clean
+from themis.campaign.setup import (
+    CampaignPlan,
+    CleanSweep,
+    MakeMeasurer,
+    Setup,
+    TestedModel,
+    check_classes,
+    prepare,
+    sweep_clean,
+)
 from themis.campaign.state import Clock, State, saved_chunks
-from themis.campaign.tested import TestedModel
 from themis.compute.cluster import RayExecutor
 from themis.criteria.criterion import Criterion
 from themis.data.seeds import Seeds, read_seeds

@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from themis.campaign.criterion import CampaignCriterion
 from themis.campaign.measurer import LocalMeasurer, Measurer
 from themis.criteria.view import View
-from themis.data.seeds import Seeds
+from themis.data.features import Features
+from themis.data.groups import read_groups
+from themis.data.seeds import Seeds, read_seeds
 from themis.errors import ModelError, UsageError, warn
 from themis.judge.coverage import Rule, relative_scale
 from themis.measure.calculator import Calculator, Limits
 from themis.measure.moments import Moments
 from themis.measure.panel import choose_panel
-from themis.measure.similarity import SLIGHT, change_of_contrast
+from themis.measure.similarity import SLIGHT, change_of_contrast, check_similarity
 from themis.measure.tests import Floats, Ints, Tests
-from themis.oracle import Detection, choose_oracle
+from themis.oracle import Detection, KeyPoints, choose_oracle
 from themis.oracle.choose import may_be_numbers
 from themis.oracle.constant import find_constant
 from themis.perturb import Perturbation
+from themis.perturb.perturbation import check_fits, check_gradient
 from themis.progress import step
 from themis.runs.fault import NUMBER_TASKS
+from themis.runs.parts import SeedSplit
 from themis.runs.run import Start, covers_neurons
+from themis.runs.source import Origin
 from themis.search import Policy, Space
 from themis.search.policy import UNIFORM_STREAM
 from themis.settings import Settings
+from themis.target.alignment import align_seeds, align_target
+from themis.target.blackbox import as_target
 from themis.target.diagnose import (
     missing_normalisation,
     warn_of_batch_dependence,
@@ -57,6 +65,8 @@ DISTURBED_TWICE = 4
 """Seeds on which a perturbation of the user's own is tried twice."""
 PROBED = 2
 """Tests with which the gradient in theta is tried."""
+DRAWN = (Detection, KeyPoints)
+"""Tasks whose clean answers are drawn into pictures."""
 MakeMeasurer = Callable[[Calculator], Measurer]
 """Makes what runs the inputs and tests of a calculator."""
 
@@ -113,6 +123,12 @@ class Setup:
     def covers_neurons(self) -> bool:
         """Whether coverage is a goal; a model without hidden layers has nothing to cover."""
         return covers_neurons([layer.name for layer in self.calculator.layers], self.settings.preset)
+
+    @property
+    def drawn_outputs(self) -> Tensor | None:
+        """The clean outputs, if they are kept with the faults of the task, to be drawn into their pictures."""
+        clean = self.calculator.clean
+        return clean.outputs if isinstance(clean.oracle, DRAWN) else None
 
     @cached_property
     def uniform_tests(self) -> Callable[[int, int, int], Tests]:
@@ -469,3 +485,49 @@ def class_numbers(labels: Tensor | None, n: int) -> NDArray[np.int64]:
         return np.full(n, -1)
     is_class = (labels >= 0) & (labels == labels.round())
     return torch.where(is_class, labels, -1).long().numpy()
+
+
+class TestedModel(NamedTuple):
+    """A target and its seeds, which fit each other and the perturbations."""
+
+    target: AnyTarget
+    seeds: Seeds
+    """If the data is split, the search part."""
+    split: SeedSplit | None
+    origin: Origin | None
+    class_names: Sequence[str] | None
+    """As given; None if they are those that the data has."""
+
+
+def read_tested(
+    target: AnyTarget | nn.Module,
+    data: Any,
+    perturbations: Iterable[Perturbation],
+    settings: Settings,
+    origin: Origin | None,
+    features: Features | str | Path | None,
+    classes: Sequence[str] | None,
+) -> TestedModel:
+    """Read the seeds, and refuse what does not fit together before anything runs."""
+    target = as_target(target)
+    chosen = list(perturbations)
+    for perturbation in chosen:
+        check_gradient(perturbation, target)
+    seeds = describe_columns(align_seeds(target, read_seeds(data, settings.max_seeds)), features)
+    target = align_target(target, seeds)
+    origin = None if origin is None else origin.resolved(target)
+    class_names = origin.classes if classes is None and origin is not None else classes
+    seeds = seeds if class_names is None else seeds.with_classes(class_names)
+    for perturbation in chosen:
+        check_fits(perturbation, seeds.shape[1:])
+        if perturbation.inputs == "table":
+            seeds.features.check_inside(target.bounds)
+    check_similarity(settings.min_ssim, seeds.shape[1:])
+    groups = None if settings.split_by is None else read_groups(settings.split_by, seeds)
+    split = None if settings.split is None else SeedSplit.of(seeds, settings.split, settings.split_seed, groups)
+    return TestedModel(target, seeds if split is None else split.search(seeds), split, origin, class_names)
+
+
+def describe_columns(seeds: Seeds, features: Features | str | Path | None) -> Seeds:
+    """The seeds with what the columns of their table may hold, if that was given."""
+    return seeds if features is None else seeds.with_features(features)

@@ -151,19 +151,20 @@ def _write(result: Diff, path: Path, *, is_forced: bool) -> None:
 def _diff_suites(arguments: Namespace, files: list[Path]) -> int:
     """Compare two suites member by member."""
     from themis.runs.store.files import COMMENT, made_by, write_fresh
-    from themis.suites.diff import diff_suites
+    from themis.suites.diff import SuiteSide, diff_suites
+    from themis.suites.result import SuiteRun
 
     if any(path.suffix.lower() == ".png" for path in files):
         raise UsageError("--out must end in .md or .json for suites: compare two members for a figure of the curves")
+    before = SuiteSide(SuiteRun(arguments.before), lambda run: _replayer(run, "a", arguments), REMEDIES[0])
+    after = SuiteSide(SuiteRun(arguments.after), lambda run: _replayer(run, "b", arguments), REMEDIES[1])
     result = diff_suites(
-        arguments.before,
-        arguments.after,
+        before,
+        after,
         kind=arguments.kind,
         tests=arguments.tests,
         random_seed=arguments.random_seed,
         trust=arguments.trust or False,
-        rebuild=(lambda run: _replayer(run, "a", arguments), lambda run: _replayer(run, "b", arguments)),
-        remedies=REMEDIES,
     )
     for path in files:
         if path.suffix.lower() == ".json":

@@ -15,8 +15,7 @@ from torch import nn
 
 from themis.campaign.callback import Callback, Callbacks
 from themis.campaign.series import CampaignSeries, open_series, open_stored, refuse_changes
-from themis.campaign.setup import CampaignPlan, class_numbers
-from themis.campaign.tested import TestedModel, read_tested
+from themis.campaign.setup import CampaignPlan, TestedModel, class_numbers, read_tested
 from themis.data.features import Features
 from themis.data.seeds import read_seeds
 from themis.errors import UsageError

@@ -178,30 +178,34 @@ def diff(
         raise UsageError("a suite must be compared with a suite, got one suite and one run: compare one of its members")
     if curves:
         raise UsageError("curves must be left out for suites: compare two of their members for them")
-    return diff_suites(before, after, **options)  # type: ignore[arg-type]
+    return diff_suites(SuiteSide.of(before), SuiteSide.of(after), **options)  # type: ignore[arg-type]
 
 
 def _is_suite(side: Any) -> bool:
     return isinstance(side, SuiteRun) or (isinstance(side, str | Path) and is_suite(side))
 
 
-def diff_suites(
-    before: SuiteRun | str | Path,
-    after: SuiteRun | str | Path,
-    *,
-    kind: str = "auto",
-    tests: int = TESTS,
-    random_seed: int = 0,
-    trust: Trusted = False,
-    rebuild: tuple[Rebuild | None, Rebuild | None] = (None, None),
-    remedies: tuple[str, str] = ("", ""),
-) -> SuiteDiff:
-    """Compare the members that two suites have in common, as `themis.diff` compares runs.
+@dataclass(frozen=True)
+class SuiteSide:
+    """One of two suites that are compared."""
 
-    rebuild: how the first member of each suite is opened, for models that are elsewhere now.
-    """
-    first, second = (side if isinstance(side, SuiteRun) else SuiteRun(side) for side in (before, after))
-    with open_members(first, rebuild[0], trust) as old, open_members(second, rebuild[1], trust) as new:
+    suite: SuiteRun
+    rebuild: Rebuild | None = None
+    """How its first member is opened, for a model that is elsewhere now."""
+    remedy: str = ""
+    """What to recommend if its model is not the one that was tested."""
+
+    @staticmethod
+    def of(suite: SuiteRun | str | Path) -> SuiteSide:
+        return SuiteSide(suite if isinstance(suite, SuiteRun) else SuiteRun(suite))
+
+
+def diff_suites(
+    before: SuiteSide, after: SuiteSide, *, kind: str, tests: int, random_seed: int, trust: Trusted
+) -> SuiteDiff:
+    """Compare the members that two suites have in common, as `themis.diff` compares runs."""
+    first, second = before.suite, after.suite
+    with open_members(first, before.rebuild, trust) as old, open_members(second, after.rebuild, trust) as new:
         names = [name for name in old if name in new]
         if not names:
             raise UsageError(
@@ -215,7 +219,7 @@ def diff_suites(
                 tests=tests,
                 random_seed=random_seed,
                 comparisons=len(names),
-                remedies=remedies,
+                remedies=(before.remedy, after.remedy),
             )
             for name in names
         }
