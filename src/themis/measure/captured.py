@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from themis.measure.chunk import is_out_of_memory, padded
-from themis.measure.fold import Objective
-from themis.measure.gradient import by_backward
+from themis.measure.fold import Objective, by_backward
 from themis.measure.kernels_cuda import ChunkFolder, slopes
 from themis.measure.moments import Accumulator
 from themis.measure.tests import Tests

@@ -11,8 +11,7 @@ from torch import Tensor
 from themis.measure.calculator import Calculator
 from themis.measure.chunk import attack_size, columns_of, unpadded
 from themis.measure.clean import Located
-from themis.measure.fold import ChunkFold, LayeredObjective, ObjectiveMeter, WatchedNeurons
-from themis.measure.gradient import by_backward, by_differences
+from themis.measure.fold import ChunkFold, LayeredObjective, ObjectiveMeter, WatchedNeurons, by_backward, by_differences
 from themis.measure.inputs import place_others
 from themis.measure.moments import Accumulator
 from themis.measure.outcome import ChunkOutcome, PlannedTests

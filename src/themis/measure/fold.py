@@ -1,8 +1,8 @@
-"""Folding one chunk: what happens to each layer's activations as soon as a forward pass computes them."""
+"""Folding one chunk: what happens to each layer's activations as soon as they are computed; gradients of objectives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,11 +13,14 @@ from themis.compute.native import NO_NEURONS, CompiledFold, library_for
 from themis.measure.clean import Activations, Located
 from themis.measure.moments import Accumulator
 from themis.measure.tests import Bools, Tests
+from themis.perturb import Theta
 from themis.target.activations import Layer, flatten
 
 OutputTerm = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Maps disturbed inputs, outputs and the tests' seeds to a term of the objective, summed over the tests."""
 NO_COLUMNS = slice(0, 0)
+DIFFERENCE = 0.01
+"""Step of a finite difference in theta, as a share of its range."""
 
 
 @dataclass(frozen=True)
@@ -229,3 +232,26 @@ class ChunkFold:
         """Each test's summed sensitivity in each layer, `[tests, layers]`."""
         of_layers = [tensor[rows] for tensor, rows in self.by_layer]
         return torch.stack([parts[0] if len(parts) == 1 else parts.sum(0) for parts in of_layers], 1)
+
+
+def by_backward(value: Tensor | float, theta: Tensor) -> Tensor:
+    """The gradient of `value` in `theta`; zero if it does not depend on theta."""
+    if not isinstance(value, Tensor) or not value.requires_grad:
+        return torch.zeros_like(theta)
+    gradient = torch.autograd.grad(value, theta, allow_unused=True)[0]
+    return torch.zeros_like(theta) if gradient is None else gradient
+
+
+def by_differences(theta: Tensor, ranges: Sequence[Theta], n: int, value_at: Callable[[Tensor], Tensor]) -> Tensor:
+    """The gradient of the first `n` tests by central differences inside the bounds of theta."""
+    gradient = torch.zeros_like(theta)
+    for k, bounds in enumerate(ranges):
+        step = DIFFERENCE * (bounds.high - bounds.low)
+        ends, values = [], []
+        for direction in (-step, step):
+            moved = theta.clone()
+            moved[:, k] = (theta[:, k] + direction).clamp(bounds.low, bounds.high)
+            values.append(value_at(moved))
+            ends.append(moved[:n, k])
+        gradient[:n, k] = (values[1] - values[0]) / (ends[1] - ends[0])
+    return gradient[:n]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from themis.errors import DataError, UsageError
 from themis.measure.calculator import Calculator
-from themis.measure.chunk import padded
+from themis.measure.chunk import columns_of
 from themis.measure.tests import Tests
 from themis.runs.analysis.bench import OnProgress, ignore_progress
 from themis.runs.analysis.groups import Group
@@ -26,7 +26,7 @@ from themis.runs.fault import Fault
 from themis.runs.replay import Replayer, missing_seed, open_handle
 from themis.runs.run import Run
 from themis.search.policy import UNIFORM_STREAM, Space
-from themis.target.activations import OUTPUT, Layer, flatten
+from themis.target.activations import Layer
 
 Floats = NDArray[np.float64]
 ORDINARY = 384
@@ -283,11 +283,7 @@ def _trace_changes(
     for first in range(0, len(tests), calculator.chunk):
         part = tests[first : first + calculator.chunk]
         n = len(part)
-        rows, theta, noise_seed = (
-            padded(torch.from_numpy(np.ascontiguousarray(column)), calculator.chunk).to(calculator.device)
-            for column in (part.seed, part.theta, part.noise_seed)
-        )
-        inputs, disturbed, _ = calculator.disturb(rows, theta, noise_seed, n)
+        inputs, disturbed, _ = calculator.disturb(*columns_of(part, calculator.chunk, calculator.device), n)
         clean: dict[str, Tensor] = {}
 
         def keep(layer: Layer, activations: Tensor, clean: dict[str, Tensor] = clean, n: int = n) -> None:
@@ -297,22 +293,12 @@ def _trace_changes(
             change = (activations[:n] - clean.pop(layer.name)).abs().float()
             take(layer, change.nan_to_num_(0.0, 0.0, 0.0))
 
-        _trace(calculator, inputs, keep)
-        _trace(calculator, disturbed, differ)
+        calculator.forward(inputs, keep)
+        calculator.forward(disturbed, differ)
+        calculator.passes += 2 * len(inputs)
         changes.append((disturbed - inputs)[:n].flatten(1).float().square().mean(1).sqrt())
         tell(first + n)
     return np.asarray(torch.cat(changes).cpu().numpy(), dtype=np.float64)
-
-
-def _trace(calculator: Calculator, inputs: Tensor, take: Callable[[Layer, Tensor], None]) -> None:
-    def on_activation(name: str, activation: Tensor) -> None:
-        layer = calculator.by_name[name]
-        take(layer, flatten(activation, layer, len(inputs)))
-
-    outputs = calculator.target.forward(inputs, on_activation, calculator.by_name)
-    calculator.passes += len(inputs)
-    if OUTPUT in calculator.by_name:
-        on_activation(OUTPUT, outputs)
 
 
 def _log_changes(
