@@ -16,7 +16,7 @@ from torch import Tensor
 from searching.rows import TARGET, _pack, _seeds
 from themis.data.groups import seed_hashes
 from themis.data.seeds import Seeds, read_seeds
-from themis.retraining.grading import with_settled_oracle
+from themis.retraining.grading import settled_oracle
 from themis.runs.parts import Parts, choose_part
 from themis.runs.source import Origin
 from themis.target.target import Target
@@ -44,7 +44,8 @@ class ModelWithData:
 
     def with_settled_oracle(self, oracle: str | None, seeds: Seeds) -> Target:
         """The target with its oracle, or another one, settled on the clean outputs of seeds."""
-        return with_settled_oracle(self.target if oracle is None else replace(self.target, oracle=oracle), seeds)
+        target = self.target if oracle is None else replace(self.target, oracle=oracle)
+        return replace(target, oracle=settled_oracle(target, seeds))
 
     def parts(self, share: float, stretch: int | None = None) -> Parts:
         """A share of the search, train and judge seeds; with `stretch`, so many consecutive seeds stay together."""

@@ -181,7 +181,6 @@ def test_an_interrupt_says_how_to_resume(home, capsys, monkeypatch):
 def test_bad_options_are_one_line(home, capsys):
     for words, why in (
         (["retrain", "run", "--mix", "2"], "mix must lie in [0, 1], got 2"),
-        (["retrain", "run", "--keep-clean", "0.1"], "keep_clean must be written as tolerance"),
         (["retrain", "nowhere"], "a run must be a folder with run.sqlite, but nowhere is not one"),
         (["retrain"], "RUN must be given"),
     ):

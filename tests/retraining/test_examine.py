@@ -23,7 +23,7 @@ from themis.retraining.changes import (
     t_interval,
 )
 from themis.retraining.examine import Exam, exam_tests, examine
-from themis.retraining.grading import errors, grade, with_settled_oracle
+from themis.retraining.grading import errors, grade, settled_oracle
 from themis.target.ledger import Ledger, remember
 
 pytestmark = pytest.mark.xdist_group("examine")
@@ -31,11 +31,15 @@ pytestmark = pytest.mark.xdist_group("examine")
 NOISE = choose_perturbation("gaussian", 0.8)
 
 
+def settled(target, seeds):
+    return replace(target, oracle=settled_oracle(target, seeds))
+
+
 @pytest.fixture(scope="module")
 def case(trained):
     module, held_out = trained
     judge = held_out[torch.arange(0, 1000, 4)]
-    return with_settled_oracle(themis.Target(module), judge), judge
+    return settled(themis.Target(module), judge), judge
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +150,7 @@ def test_regression_uses_the_same_tolerance_for_both_models_and_reports_errors()
     inputs = torch.rand(200, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     labels = inputs.flatten(1).mean(1)
     seeds = read_seeds((inputs, labels))
-    target = with_settled_oracle(themis.Target(Slope(), oracle="regression:2sd"), seeds)
+    target = settled(themis.Target(Slope(), oracle="regression:2sd"), seeds)
     noise = choose_perturbation("gaussian", 0.5)
     before = examine(target, seeds, noise, Exam(draws=3, passes=400), ledger=Ledger())
     off = examine(replace(target, module=Slope(0.05)), seeds, noise, Exam(draws=3, passes=400), ledger=Ledger())

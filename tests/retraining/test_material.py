@@ -101,7 +101,6 @@ def test_material_has_the_labels_of_every_task(task):
     material = of_faults(run.faults, seeds, perturbation, target, clean=seeds[torch.arange(5)])
     assert torch.equal(material.disturbed_labels, labels[material.seed])
     assert torch.equal(material.clean.labels, labels[:5])
-    assert material.is_labelled
     k = len(material) - 1
     assert torch.equal(material.disturbed[k], run.faults[k].replay().inputs)
 
@@ -118,7 +117,6 @@ def test_a_run_without_labels_is_refused_unless_the_clean_answer_is_the_label(ca
         material = of_faults(run.faults, bare, perturbation, target, clean=bare[torch.arange(3)])
     with target.opened(), torch.no_grad():
         answers = target.forward(bare.inputs).argmax(1)
-    assert not material.is_labelled
     assert torch.equal(material.disturbed_labels, answers[material.seed])
     assert torch.equal(material.clean.labels, answers[:3])
 

@@ -30,7 +30,6 @@ from themis.retraining.recipe import Recipe
         ({"hold_out": 1}, "hold_out must lie in"),
         ({"share": 0}, "share must lie in"),
         ({"share": 1.5}, "share must lie in"),
-        ({"keep_clean": 0.1}, "keep_clean must be written as tolerance"),
         ({"tolerance": 1.5}, "tolerance must lie in"),
         ({"steer": 2}, "steer must lie in"),
         ({"attack_steps": 0}, "attack_steps must be at least 1"),

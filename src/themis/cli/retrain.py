@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from argparse import SUPPRESS
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +48,6 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", nargs="+", help=text)
     training = parser.add_argument_group("how the model is trained")
     add_fields(training, Recipe)
-    training.add_argument("--keep-clean", help=SUPPRESS)  # the former name of a limit that is now part of --tolerance
     text = (
         "clean data to train on instead of the train part, as in --data of themis run, such as the model's own "
         "training data"
@@ -72,8 +70,6 @@ def add_arguments(parser: Parser) -> None:
 def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     from themis.retraining.recipe import Recipe, RetrainingPlan
 
-    if arguments.keep_clean is not None:
-        Recipe.of(keep_clean=arguments.keep_clean)  # says what to use instead
     runs = [folder for path in arguments.run for folder in _members(path)]
     recipe = explicit_fields(arguments, Recipe, explicit_options)
     plan = explicit_fields(arguments, RetrainingPlan, explicit_options)

@@ -103,14 +103,14 @@ def read_options(options: dict[str, Any]) -> tuple[Recipe, RetrainingPlan, dict[
     """The recipe, the plan, and the `Perturbation` objects in `also`, by name."""
     of_recipe, of_plan = ({field.name for field in fields(kind)} for kind in (Recipe, RetrainingPlan))
     for name in options:
-        if name not in of_recipe | of_plan | {"keep_clean"}:
+        if name not in of_recipe | of_plan:
             raise UsageError(f"unknown option {name!r}: {nearest(name, of_recipe | of_plan)}")
     also = options.get("also", "")
     listed = [also] if isinstance(also, str | Perturbation) else list(also)
     names = [entry for entry in listed if not isinstance(entry, Perturbation)]
     own = {entry.name: entry for entry in listed if isinstance(entry, Perturbation)}
     plan_options = {name: value for name, value in options.items() if name in of_plan}
-    recipe_options = {name: value for name, value in options.items() if name in of_recipe | {"keep_clean"}}
+    recipe_options = {name: value for name, value in options.items() if name in of_recipe}
     return Recipe.of(**recipe_options), RetrainingPlan.of(**{**plan_options, "also": names}), own
 
 

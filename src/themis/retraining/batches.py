@@ -21,8 +21,8 @@ from themis.measure.inputs import place
 from themis.measure.tests import Floats, Ints
 from themis.oracle import Changed, Motion, Oracle, Regression, Wrong
 from themis.perturb import Context, Perturbation, perturb
-from themis.retraining.grading import Loss, grade, ideal, losses
-from themis.retraining.material import CHUNK, Material
+from themis.retraining.grading import CHUNK, Loss, grade, ideal, losses
+from themis.retraining.material import Material
 from themis.retraining.recipe import Recipe
 from themis.retraining.steering import Steering
 from themis.target.target import Target

@@ -12,7 +12,9 @@ from torch import Tensor
 from themis.data.seeds import Seeds
 from themis.errors import DataError, UsageError
 from themis.measure.calculator import Calculator
-from themis.measure.sweep import clean_outputs
+from themis.measure.chunk import padded
+from themis.measure.inputs import within_bounds
+from themis.measure.sweep import clean_outputs as sweep_outputs
 from themis.oracle import (
     Changed,
     Compare,
@@ -31,7 +33,14 @@ from themis.oracle.oracle import are_finite
 from themis.oracle.segmentation import VOID
 from themis.perturb import Perturbation
 from themis.target.fingerprint import hash_text
-from themis.target.target import Target
+from themis.target.target import AnyTarget, Target
+
+CHUNK = 256
+"""Inputs that are disturbed, or passed to the model, at a time, unless their chunk was recorded."""
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""A function of outputs and labels that returns a number, or one number per test."""
+TEMPERATURE = 3.0
+"""Class scores are divided by this before they are compared, so that unlikely classes count."""
 
 
 def by_label(oracle: Oracle) -> Oracle:
@@ -70,17 +79,27 @@ def errors(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor | None:
     return gaps.abs().reshape(len(gaps), -1).mean(1)
 
 
-def with_settled_oracle(target: Target, seeds: Seeds) -> Target:
-    """The target with its oracle settled on the clean outputs of these seeds: the same one for all retrained models."""
+def clean_outputs(seeds: Seeds, target: AnyTarget, size: int = CHUNK) -> Tensor:
+    """A model's outputs for clean seeds, float32 on its device. The target must be open."""
+    parts = []
+    for first in range(0, len(seeds), size):
+        rows = torch.arange(first, min(first + size, len(seeds)))
+        inputs = seeds.take(padded(rows, size))
+        inputs = within_bounds(inputs, target.bounds, seeds.seed_id[rows])
+        parts.append(target.forward(inputs.to(target.device))[: len(rows)].float())
+    return torch.cat(parts)
+
+
+def settled_oracle(target: AnyTarget, pool: Seeds) -> Oracle:
+    """The oracle of a target, settled on its clean outputs of the pool unless it already is."""
     oracle = choose_oracle(target.oracle)
-    outputs = []
+    is_open = getattr(oracle, "tolerance", 0) is None or getattr(oracle, "threshold", 0) is None
+    if not (isinstance(target.oracle, str) or oracle.spec() == "auto" or is_open):
+        return oracle
     with target.opened(), torch.no_grad():
-        for first in range(0, len(seeds), 256):
-            rows = torch.arange(first, min(first + 256, len(seeds)))
-            outputs.append(target.forward(seeds.take(rows).to(target.device)).float())
-    clean = torch.cat(outputs)
-    labels = None if seeds.labels is None else seeds.labels.to(clean.device)
-    return replace(target, oracle=oracle.settle(clean, labels))
+        return oracle.settle(
+            clean_outputs(pool, target), None if pool.labels is None else pool.labels.to(target.device)
+        )
 
 
 def calculator(target: Target, seeds: Seeds, perturbation: Perturbation) -> Calculator:
@@ -89,16 +108,10 @@ def calculator(target: Target, seeds: Seeds, perturbation: Perturbation) -> Calc
         raise DataError("judge seeds must have labels, got none: give (inputs, labels)")
     bench = Calculator.trace(target, seeds, perturbation, choose_oracle(target.oracle))
     with torch.no_grad():
-        clean = clean_outputs(bench)
+        clean = sweep_outputs(bench)
     bench.take_clean(clean, settles=True)
     bench.take_clean(clean, by_label(bench.clean.oracle))
     return bench
-
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""A function of outputs and labels that returns a number, or one number per test."""
-TEMPERATURE = 3.0
-"""Class scores are divided by this before they are compared, so that unlikely classes count."""
 
 
 def losses(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:

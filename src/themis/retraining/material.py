@@ -12,21 +12,17 @@ from torch import Tensor
 
 from themis.data.seeds import Seeds
 from themis.errors import DataError, UsageError, warn
-from themis.measure.chunk import chunk_size, padded
-from themis.measure.inputs import within_bounds
+from themis.measure.chunk import chunk_size
 from themis.measure.tests import Ints, Tests
-from themis.oracle import Changed, Motion, Oracle, choose_oracle
+from themis.oracle import Changed, Motion, Oracle
 from themis.perturb import Context, Perturbation, perturb
 from themis.perturb.perturbation import check_fits, check_gradient
-from themis.retraining.grading import Loss
+from themis.retraining.grading import CHUNK, Loss, clean_outputs, settled_oracle
 from themis.runs.faults import Faults
 from themis.target.target import AnyTarget
 
 if TYPE_CHECKING:
     from themis.runs.store.reader import Reader
-
-CHUNK = 256
-"""Inputs that are disturbed, or passed to the model, at a time, unless their chunk was recorded."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +36,6 @@ class Material:
     """The search part, with labels."""
     clean: Seeds
     """The train part, with labels."""
-    is_labelled: bool = True
-    """Whether the labels come from the data; otherwise they are the clean answers of the original model."""
     groups: tuple[Ints, Ints] | None = None
     """What the seeds of the pool and the clean seeds belong to; None if each stands for itself."""
     loss: Loss | None = None
@@ -99,10 +93,9 @@ def of_tests(
     check_fits(perturbation, pool.shape[1:])
     check_gradient(perturbation, target)
     clean = pool[torch.zeros(0, dtype=torch.int64)] if clean is None else clean
-    is_labelled = pool.has_labels and (clean.has_labels or not len(clean))
     oracle = settled_oracle(target, pool)
     with target.opened(), torch.no_grad():
-        if not is_labelled:
+        if not (pool.has_labels and (clean.has_labels or not len(clean))):
             pool, clean = _label_with_answers(pool, target, oracle), _label_with_answers(clean, target, oracle)
         rows = np.unique(tests.seed)
         tested = pool[torch.from_numpy(rows)].in_memory()
@@ -112,17 +105,7 @@ def of_tests(
             disturbed, labels = _attack(within, tested, perturbation, target, oracle, places)
         else:
             disturbed, labels = _disturb(within, tested, perturbation, target, oracle)
-    return Material(disturbed, labels, torch.from_numpy(tests.seed), pool, clean, is_labelled)
-
-
-def settled_oracle(target: AnyTarget, pool: Seeds) -> Oracle:
-    """The oracle of a target, settled on its clean outputs of the pool unless it already is."""
-    oracle = choose_oracle(target.oracle)
-    is_open = getattr(oracle, "tolerance", 0) is None or getattr(oracle, "threshold", 0) is None
-    if not (isinstance(target.oracle, str) or oracle.spec() == "auto" or is_open):
-        return oracle
-    with target.opened(), torch.no_grad():
-        return oracle.settle(clean_outputs(pool, target), _on(target, pool.labels))
+    return Material(disturbed, labels, torch.from_numpy(tests.seed), pool, clean)
 
 
 def spread_out(seed_id: Ints, answer: Ints, score: NDArray[Any], limit: int | None) -> Ints:
@@ -178,17 +161,6 @@ def _label_with_answers(seeds: Seeds, target: AnyTarget, oracle: Oracle) -> Seed
         return seeds
     warn(f"{len(seeds):,} seeds have no labels, so the model's own clean answers are used as labels")
     return seeds.with_labels(oracle.reference(clean_outputs(seeds, target), None).cpu())
-
-
-def clean_outputs(seeds: Seeds, target: AnyTarget, size: int = CHUNK) -> Tensor:
-    """A model's outputs for clean seeds, float32 on its device. The target must be open."""
-    parts = []
-    for first in range(0, len(seeds), size):
-        rows = torch.arange(first, min(first + size, len(seeds)))
-        inputs = seeds.take(padded(rows, size))
-        inputs = within_bounds(inputs, target.bounds, seeds.seed_id[rows])
-        parts.append(target.forward(inputs.to(target.device))[: len(rows)].float())
-    return torch.cat(parts)
 
 
 def _disturb(

@@ -133,11 +133,6 @@ class Recipe:
     @staticmethod
     def of(**options: Any) -> Recipe:
         """A recipe from keyword options."""
-        if "keep_clean" in options:
-            raise UsageError(
-                f"keep_clean must be written as tolerance, which now limits the fall of the clean score, got "
-                f"{options['keep_clean']!r}: pass tolerance=0.0025, or tolerance=1 for no limit"
-            )
         check_known(Recipe, options)
         return Recipe(**options)
 

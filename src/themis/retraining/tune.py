@@ -36,8 +36,8 @@ from themis.retraining.captured_step import Step, can_capture, capture
 from themis.retraining.checkpoint import State, load, put_weights, save, take_weights, training_key
 from themis.retraining.copies import check_trainable, choose_parameters, trainable_copy
 from themis.retraining.frontier import SHARES, FrontierPoint, choose_point, measure_falls, with_losses
-from themis.retraining.grading import Loss, choose_loss, distances
-from themis.retraining.material import Material, settled_oracle
+from themis.retraining.grading import Loss, choose_loss, distances, settled_oracle
+from themis.retraining.material import Material
 from themis.retraining.recipe import Recipe
 from themis.runs.store.tensors import write_weights
 from themis.target.ledger import Ledger, ledger_of, remember

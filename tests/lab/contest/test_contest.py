@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,7 +16,7 @@ from themis.errors import UsageError
 from themis.experiments import Listener
 from themis.measure.tests import Tests
 from themis.perturb import choose_perturbation
-from themis.retraining.grading import with_settled_oracle
+from themis.retraining.grading import settled_oracle
 from themis.retraining.material import of_faults
 from themis.retraining.recipe import Recipe
 from themis.runs.parts import Parts
@@ -45,9 +46,11 @@ RECIPE = Recipe(fresh=0.0, epochs=2, batches=15, mix=0.5, share=1.0)
 def make_case(trained):
     module, held_out = trained
     parts = Parts(*(held_out[torch.arange(first, 1000, 4)] for first in (0, 1, 2)))
-    return Case(
-        with_settled_oracle(themis.Target(module), parts.search), parts, choose_perturbation("gaussian", 0.8), Ledger()
-    )
+    return Case(settled(themis.Target(module), parts.search), parts, choose_perturbation("gaussian", 0.8), Ledger())
+
+
+def settled(target, seeds):
+    return replace(target, oracle=settled_oracle(target, seeds))
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +231,7 @@ def test_a_retrained_model_is_searched_again_without_a_warning(case):
     """It was trained on its search seeds on purpose."""
     module = copy.deepcopy(case.target.module)
     remember(module, Ledger.of(case.parts.search))
-    target = with_settled_oracle(themis.Target(module), case.parts.search)
+    target = settled(themis.Target(module), case.parts.search)
     found = run_technique(
         choose_competitor("random"), target, case.parts.search, case.perturbation, passes=400, random_seed=0
     )
