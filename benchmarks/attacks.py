@@ -37,11 +37,10 @@ from torch import Tensor, nn
 from themis import Target
 from themis.oracle import Wrong
 from themis.perturb import Context, perturb
-from themis.perturb.apgd import FIRST_STEP
-from themis.perturb.apgd import STEPS as AUTO_STEPS
-from themis.perturb.attack import ATTACKS, STEP, STEPS
-from themis.perturb.carlini import SEARCHES
-from themis.perturb.carlini import STEPS as CARLINI_STEPS
+from themis.perturb.attack import APGD_STEPS as AUTO_STEPS
+from themis.perturb.attack import ATTACKS, FIRST_STEP, STEP, STEPS
+from themis.perturb.attack import CW_SEARCHES as SEARCHES
+from themis.perturb.attack import CW_STEPS as CARLINI_STEPS
 
 POINTS, MORE = 1.0, 1.05
 """Aims: success at most `POINTS` points below the reference, and at most `MORE` times its distortion."""

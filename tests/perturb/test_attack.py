@@ -9,8 +9,7 @@ import themis
 from themis import Compare, Target, UsageError
 from themis.oracle import choose_oracle
 from themis.perturb import PERTURBATIONS, Context, perturb
-from themis.perturb.apgd import checkpoints
-from themis.perturb.attack import ATTACKS, STEPS, in_steps
+from themis.perturb.attack import ATTACKS, STEPS, checkpoints, in_steps
 from themis_lab.zoo import lenet5
 
 pytestmark = pytest.mark.xdist_group("attack")

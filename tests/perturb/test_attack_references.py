@@ -7,9 +7,8 @@ from torch import nn
 from themis import Target
 from themis.oracle import Wrong
 from themis.perturb import Context, perturb
-from themis.perturb.apgd import FIRST_STEP
-from themis.perturb.apgd import STEPS as AUTO_STEPS
-from themis.perturb.attack import ATTACKS, STEP, STEPS
+from themis.perturb.attack import APGD_STEPS as AUTO_STEPS
+from themis.perturb.attack import ATTACKS, FIRST_STEP, STEP, STEPS
 
 pytestmark = [
     pytest.mark.slow,

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from themis.perturb.context import Context
 from themis.perturb.perturbation import perturb
-from themis.perturb.rain import RAIN
+from themis.perturb.weather import RAIN
 
 BY_NAME = {each.name: each for each in RAIN}
 

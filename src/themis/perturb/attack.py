@@ -5,22 +5,70 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial, update_wrapper
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from themis.compute.rng import Rng
-from themis.perturb import apgd as auto
-from themis.perturb import carlini
-from themis.perturb.ball import TINY, box, by_row, norm, random_point, read_radius, unit, with_slope
+from themis.errors import UsageError
 from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta, column
 
+MIN_NORM = 1e-30
+"""The smallest number that a norm is divided by."""
+MIN_RADIUS = 1e-6
+"""Share of the input range below which rounding hides where in the ball an input lies."""
 STEPS = 10
 STEP = 0.25
 """As a share of the radius: ten steps are enough to cross the ball from one side to the other."""
 WAY, LONGEST_STEP = 1.8, 1.25
 """What fewer steps cover together, and one step at most, as shares of the radius."""
+
+
+def read_radius(theta: Tensor, inputs: Tensor, context: Context) -> Tensor:
+    """Theta as a radius in the unit of the inputs, shaped to multiply them."""
+    return (column(theta, 0, inputs) * context.span).to(inputs.dtype)
+
+
+def box(inputs: Tensor, radius: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+    """The lowest and highest values within the radius and the bounds."""
+    low, high = context.bounds
+    return (inputs - radius).clamp_(min=low), (inputs + radius).clamp_(max=high)
+
+
+def random_point(inputs: Tensor, radius: Tensor, rng: Rng) -> Tensor:
+    """A random point in the box of this radius; it may lie outside the bounds."""
+    return torch.addcmul(inputs, rng.uniform(*inputs.shape[1:]).mul_(2).sub_(1).to(inputs.dtype), radius)
+
+
+def with_slope(result: Tensor, inputs: Tensor, radius: Tensor, direction: Tensor, context: Context) -> Tensor:
+    """`result` with its slope in the radius: a larger ball scales the change, and an empty one starts it along
+    `direction`. That a larger ball may contain a different result is ignored."""
+    if inputs.requires_grad:
+        result = result + (inputs - inputs.detach())  # perturbations before the attack shift its result
+    if not radius.requires_grad:
+        return result
+    size = radius.detach()
+    is_small = size < MIN_RADIUS * context.span
+    slope = torch.where(is_small, direction, (result - inputs).detach() / torch.where(is_small, 1, size))
+    return result + (radius - size) * slope
+
+
+def by_row(values: Tensor, inputs: Tensor) -> Tensor:
+    """Values `[tests]` shaped to broadcast with `inputs`."""
+    return values.reshape(-1, *(1,) * (inputs.ndim - 1))
+
+
+def norm(values: Tensor) -> Tensor:
+    """The Euclidean norm of each test's values, shaped to broadcast with them."""
+    return by_row(values.flatten(1).norm(dim=1), values)
+
+
+def unit(values: Tensor) -> Tensor:
+    """Each test's values divided by their norm, however small it is; zeros stay zeros."""
+    values = values / by_row(values.flatten(1).abs().amax(1), values).clamp_min(MIN_NORM)  # squares must not underflow
+    return values / norm(values).clamp_min(MIN_NORM)
 
 
 def fgsm(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
@@ -65,7 +113,7 @@ def pgd_l2(inputs: Tensor, theta: Tensor, rng: Rng, context: Context, steps: int
         for _ in range(steps):
             direction = unit(context.loss_gradient(current))
             change = torch.addcmul(current - inputs, direction, radius, value=step)
-            change *= (radius / norm(change).clamp_min(TINY)).clamp_max(1)
+            change *= (radius / norm(change).clamp_min(MIN_NORM)).clamp_max(1)
             current = change.add_(inputs).clamp_(*context.bounds)  # clipping can only bring it closer to the input
     return with_slope(current, inputs, radius, direction, context)
 
@@ -86,7 +134,186 @@ def in_steps(perturbation: Perturbation, steps: int) -> Perturbation:
     return replace(perturbation, apply=update_wrapper(partial(brief, steps=steps), brief), passes=3 * steps)
 
 
-BRIEF = ((pgd, pgd), (pgd_l2, pgd_l2), (auto.apgd, pgd))
+APGD_STEPS = 20
+FIRST_STEP = 2.0
+"""As a multiple of the radius."""
+APGD_MOMENTUM = 0.25
+"""The share of the last step in the next one."""
+RISING = 0.75
+"""The share of steps that must raise the loss for the step size to be kept."""
+APGD_PASSES = 3 * APGD_STEPS + 1
+
+
+def checkpoints(steps: int) -> list[int]:
+    """The steps after which the step size is checked: at first after a fifth of all steps, then more and more often."""
+    shares = [0.0, 0.22]
+    while shares[-1] <= 1:
+        shares.append(shares[-1] + max(shares[-1] - shares[-2] - 0.03, 0.06))
+    return [math.ceil(share * steps - 1e-9) for share in shares[:-1]]
+
+
+def apgd(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """Auto-PGD: twenty steps of gradient ascent with momentum in a box, halved and restarted when the loss stalls.
+
+    Croce and Hein 2020. It keeps the input with the largest loss, and prefers faults to inputs that are none.
+    """
+    radius = read_radius(theta, inputs, context)
+    with torch.no_grad():
+        low, high = box(inputs, radius, context)
+        current = before = random_point(inputs, radius, rng).clamp_(low, high)
+        outputs, loss, gradient = context.climb_loss(current)
+        best, best_loss, best_gradient = current, loss, gradient
+        kept, kept_loss, kept_fault = current, loss, _is_fault(outputs, context)
+        step = radius * FIRST_STEP
+        n_rising, loss_at_check, is_halved = torch.zeros_like(loss), loss, torch.ones_like(loss, dtype=torch.bool)
+        checks = checkpoints(APGD_STEPS)
+        for k in range(1, APGD_STEPS + 1):
+            ahead = torch.addcmul(current, gradient.sign(), step).clamp_(low, high)
+            if k > 1:
+                ahead = torch.lerp(ahead, 2 * current - before, APGD_MOMENTUM).clamp_(low, high)
+            before, current, loss_before = current, ahead, loss
+            if k < APGD_STEPS:
+                outputs, loss, gradient = context.climb_loss(current)
+            else:
+                outputs = context.forward(current)
+                loss = context.losses(outputs)
+
+            is_fault = _is_fault(outputs, context)
+            is_kept = (is_fault & ~kept_fault) | ((is_fault == kept_fault) & (loss > kept_loss))
+            kept, kept_loss = torch.where(by_row(is_kept, inputs), current, kept), torch.where(is_kept, loss, kept_loss)
+            kept_fault = kept_fault | is_fault
+
+            is_best = loss > best_loss
+            best, best_gradient = (
+                torch.where(by_row(is_best, inputs), new, old)
+                for new, old in ((current, best), (gradient, best_gradient))
+            )
+            best_loss = torch.where(is_best, loss, best_loss)
+            n_rising += loss > loss_before
+            if k in checks:
+                is_slow = n_rising < RISING * (k - checks[checks.index(k) - 1])
+                is_stuck = ~is_halved & (best_loss == loss_at_check)
+                is_halved = is_slow | is_stuck
+                n_rising, loss_at_check = torch.zeros_like(loss), best_loss
+                back = by_row(is_halved, inputs)
+                step = torch.where(back, step / 2, step)
+                current, before = torch.where(back, best, current), torch.where(back, best, before)
+                loss, gradient = torch.where(is_halved, best_loss, loss), torch.where(back, best_gradient, gradient)
+    return with_slope(kept, inputs, radius, gradient.sign(), context)
+
+
+def _is_fault(outputs: Tensor, context: Context) -> Tensor:
+    """Which outputs are faults; all false if the oracle's margin is not known."""
+    if context.margin is None:
+        return torch.zeros(len(outputs), dtype=torch.bool, device=outputs.device)
+    return context.margin(outputs) < 0
+
+
+CW_SEARCHES, CW_STEPS = 4, 25
+"""Weights that are tried, and steps with each of them."""
+CW_PASSES = 3 * (1 + CW_SEARCHES * CW_STEPS)
+JITTER = 1e-4
+"""Noise of the start, as a share of the input range: at the clean answer, the margin of a number is flat."""
+WEIGHT, WEIGHT_FACTOR = 2.0, 10.0
+"""The first weight relative to what a linear model needs; and its growth factor while it is too low."""
+FIRST_RATE, LAST_RATE, MAX_RATE = 0.8, 0.05, 0.1
+"""The length of a step relative to the distance of a linear model's fault; the share of it that remains at the last
+step; and the largest step of one value, as a share of the input range."""
+MEAN, SQUARE = 0.6, 0.999
+"""The decay rates of Adam's running mean and square of the gradient."""
+SLACK = 1e-4
+"""How far beyond the confidence a fault must lie, as a share of the clean margin: kernels may round differently."""
+MIN_STEEPNESS = 1e-12
+
+
+def cw(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """Carlini and Wagner: the smallest change in the Euclidean norm that causes a fault with this confidence.
+
+    Adam, inside the bounds, minimises `|change|^2 + weight * margin`, where the margin counts until there is a fault;
+    the weight is found by bisection. Confidence has the unit of the margin: a difference of scores, or of probabilities
+    if the model returns these; in a regression, that of the answer. If it cannot be reached, the input with the
+    smallest margin is kept.
+    """
+    confidence = theta[:, 0].detach().to(inputs.dtype)
+    low, high = context.bounds
+    with torch.no_grad():
+        start = torch.add(inputs, rng.normal(*inputs.shape[1:]).to(inputs.dtype), alpha=JITTER * context.span)
+        first = kept = _evaluate(start.clamp_(low, high), inputs, context)
+        aim = -confidence - SLACK * first.margin.abs()
+        weight, rate = _scale(first, confidence)
+        too_low, enough = torch.zeros_like(weight), torch.full_like(weight, torch.inf)
+        for _ in range(CW_SEARCHES):
+            now, has_fault = first, first.margin < aim
+            mean, square = torch.zeros_like(inputs), torch.zeros_like(inputs)
+            for k in range(1, CW_STEPS + 1):
+                pull = by_row(torch.where(now.margin < aim, 0, weight), inputs)
+                gradient = torch.addcmul(2 * now.change, now.slope, pull)
+                mean.lerp_(gradient, 1 - MEAN)
+                square.mul_(SQUARE).addcmul_(gradient, gradient, value=1 - SQUARE)
+                spread = (square / (1 - SQUARE**k)).sqrt_().clamp_min_(MIN_STEEPNESS)
+                share = (1 - (1 - LAST_RATE) * (k - 1) / CW_STEPS) / (1 - MEAN**k)
+                place = torch.addcmul(now.inputs, mean / spread, rate, value=-share * context.span)
+                now = _evaluate(place.clamp_(low, high), inputs, context)
+                kept = _better(now, kept, aim)
+                has_fault = has_fault | (now.margin < aim)
+            enough = torch.where(has_fault, weight, enough)
+            too_low = torch.where(has_fault, too_low, weight)
+            weight = torch.where(enough.isinf(), weight * WEIGHT_FACTOR, (too_low + enough) / 2)
+    result = kept.inputs
+    if inputs.requires_grad:
+        result = result + (inputs - inputs.detach())  # perturbations before the attack shift its result
+    if not theta.requires_grad:
+        return result
+    # Slightly more confidence lies straight down the margin, as long as the model is linear.
+    further = unit(kept.slope) / norm(kept.slope).clamp_min(1 / math.sqrt(inputs[0].numel())) * context.span
+    return result - by_row(theta[:, 0] - theta[:, 0].detach(), inputs) * further
+
+
+class _Candidate(NamedTuple):
+    """Inputs, their change and the slope of their margin, in units of the input range."""
+
+    inputs: Tensor
+    change: Tensor
+    length: Tensor
+    margin: Tensor
+    slope: Tensor
+
+
+def _evaluate(place: Tensor, inputs: Tensor, context: Context) -> _Candidate:
+    """The candidate at `place`; if the margin has no slope, as for a segmentation, that of the loss is used instead."""
+    if context.margin is None:
+        raise UsageError("'cw' needs the oracle's margin, got none: pass margin=... to Context")
+    margin_of, margins = context.margin, []
+
+    def objective(outputs: Tensor) -> Tensor:
+        margins.append(margin_of(outputs))
+        return margins[0] if margins[0].requires_grad else -context.losses(outputs)
+
+    slope = context.climb(place, objective)[2] * context.span
+    change = (place - inputs) / context.span
+    return _Candidate(place, change, norm(change).flatten(), margins[0].detach().to(inputs.dtype), slope)
+
+
+def _scale(first: _Candidate, confidence: Tensor) -> tuple[Tensor, Tensor]:
+    """The first weight and the step size, from the distance of the fault in a linear model."""
+    n = first.inputs[0].numel()
+    steepness = norm(first.slope).flatten().clamp_min(MIN_STEEPNESS)
+    distance = ((first.margin + confidence).abs() / steepness).clamp_max(math.sqrt(n))
+    rate = (FIRST_RATE * distance / math.sqrt(n)).clamp_max(MAX_RATE)
+    return WEIGHT * 2 * distance / steepness, by_row(rate, first.inputs)
+
+
+def _better(now: _Candidate, kept: _Candidate, aim: Tensor) -> _Candidate:
+    """The nearer of two candidates that reach the aim; otherwise the one that reaches it or comes closer to it."""
+    is_done, was_done = now.margin < aim, kept.margin < aim
+    is_better = torch.where(is_done & was_done, now.length < kept.length, now.margin < kept.margin)
+    rows = by_row(is_better, now.inputs)
+    return _Candidate(
+        *(torch.where(rows if new.ndim > 1 else is_better, new, old) for new, old in zip(now, kept, strict=True))
+    )
+
+
+BRIEF = ((pgd, pgd), (pgd_l2, pgd_l2), (apgd, pgd))
 """Attacks of many steps, each with one that can do with few."""
 SHARE = "share of the input range"
 
@@ -118,14 +345,14 @@ ATTACKS = (
     _attack(
         "apgd",
         (Theta("radius", 0.0, 8 / 255, unit=SHARE, limits=(0, 1)),),
-        auto.apgd,
-        passes=auto.PASSES,
+        apgd,
+        passes=APGD_PASSES,
     ),
     _attack(
         "cw",
         (Theta("confidence", 0.0, 5.0, unit="the oracle's margin, as a difference of scores", limits=(0, math.inf)),),
-        carlini.cw,
-        passes=carlini.PASSES,
+        cw,
+        passes=CW_PASSES,
         has_identity=False,
     ),
 )

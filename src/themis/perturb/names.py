@@ -31,11 +31,10 @@ from themis.perturb.perturbation import (
     narrowed,
     perturb,
 )
-from themis.perturb.rain import RAIN
 from themis.perturb.sensor import SENSOR
 from themis.perturb.signal import SIGNAL
 from themis.perturb.table import TABLE
-from themis.perturb.weather import WEATHER
+from themis.perturb.weather import RAIN, WEATHER
 from themis.plugins import Extensible
 
 if TYPE_CHECKING:

@@ -1,9 +1,10 @@
-"""Weather that affects the whole scene: fog, frost on the lens, glare of the sun, shadows and darkness."""
+"""Weather: fog, frost on the lens, glare of the sun, shadows and darkness; rain, snow, and raindrops on the lens."""
 
 from __future__ import annotations
 
 import math
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from torch import Tensor
 from themis.compute.rng import Rng
 from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta, columns
-from themis.perturb.picture import eased, field, places, sample_rotated, side
+from themis.perturb.picture import eased, field, places, sample_rotated, side, warp
 
 DETAIL = 56
 """Pixels along the shorter side at which clouds are drawn at most."""
@@ -185,5 +186,217 @@ WEATHER = (
         ),
         low_light,
         flickers=True,
+    ),
+)
+
+
+# Drops and flakes lie on a lattice, one per cell, at a random position inside it. So a layer of them takes a few passes
+# over its pixels, however many there are. Those that fall are drawn upright on a sheet, which is then rotated.
+
+SOFT = 0.25
+"""Share of the drops that are partly visible at any density, which makes the result smooth in the density."""
+SMALL = 64
+"""Shorter side in pixels up to which single pixels matter."""
+MARGIN = 1.15
+"""Size of the sheet relative to the picture."""
+SPREAD = 0.45
+"""Standard deviation of the drops on a lens around their centre, a share of the shorter side."""
+LONGEST = 0.5
+"""Length of the cells of the nearest streaks, a share of the shorter side."""
+
+
+class RainLayer(NamedTuple):
+    """A layer of falling drops; layers are ordered from near to far. size: relative to the nearest layer."""
+
+    size: float
+    opacity: float
+
+
+STREAKS = (RainLayer(1.0, 0.85), RainLayer(0.7, 0.7), RainLayer(0.45, 0.5))
+FLAKES = (RainLayer(1.0, 1.5), RainLayer(0.65, 1.35), RainLayer(0.4, 1.2))
+
+
+def rain(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """Streaks of falling rain, large near the camera and fine far away, and the grey veil of the rain behind them."""
+    density, length, angle, brightness, depth = columns(theta, inputs)
+    unit, pixel = _grain(inputs)
+    step = max(1.0, 0.012 * unit)  # a streak has no detail along its length
+    sheet = _sheet(inputs, step)
+    streaks = torch.zeros_like(density)
+    for k, (size, opacity) in enumerate(STREAKS):
+        cell = max(2, round(LONGEST * size * unit / step)), max(4 * pixel, round(0.05 * size * unit))
+        half = length * (0.5 * size * unit / step), torch.full_like(length, max(0.95 * pixel, 0.006 * size * unit))
+        visible = eased(depth * (len(STREAKS) - 1) - (k - 1)) * (brightness * opacity) if k else brightness * opacity
+        streaks = streaks + _drops(rng, sheet, cell, half, density, visible)
+    streaks = _rotated(inputs, streaks, angle).clamp(max=1)
+    return _veiled(inputs, 0.6, density * depth * 0.3, 0.9, streaks)
+
+
+def snow(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """Falling snowflakes, large near the camera and fine far away, which also whiten the air."""
+    density, size, angle, brightness = columns(theta, inputs)
+    unit, pixel = _grain(inputs)
+    sheet = _sheet(inputs, 1.0)
+    flakes = torch.zeros_like(density)
+    for scale, opacity in FLAKES if pixel == 1 else FLAKES[:-1]:  # in small pictures the last layer would look the same
+        cell = max(4 * pixel, round(0.13 * scale * unit)), max(4 * pixel, round(0.105 * scale * unit))
+        wide = ((size * (2 * scale * unit)).square() + pixel**2).sqrt()  # at least a pixel
+        visible = brightness * opacity
+        flakes = flakes + _drops(rng, sheet, cell, (wide * 1.25, wide), density, visible, share=0.3, power=2)
+    flakes = torch.minimum(_rotated(inputs, flakes, angle), brightness)
+    return _veiled(inputs, 0.9, density * 0.25, 1.0, flakes)
+
+
+def _grain(pictures: Tensor) -> tuple[int, int]:
+    """Columns of the sheet per shorter side and per pixel; small pictures get two columns per pixel."""
+    pixel = 1 if side(pictures) > SMALL else 2
+    return side(pictures) * pixel, pixel
+
+
+def _sheet(pictures: Tensor, step: float) -> tuple[int, int]:
+    """The number of rows, each `step` columns high, and columns of the sheet."""
+    pixel = _grain(pictures)[1]
+    height, width = (MARGIN * pixel * length for length in pictures.shape[2:])
+    return math.ceil(height / step), math.ceil(width)
+
+
+def _drops(
+    rng: Rng,
+    sheet: tuple[int, int],
+    cell: tuple[int, int],
+    half: tuple[Tensor, Tensor],
+    density: Tensor,
+    opacity: Tensor,
+    share: float = 1.0,
+    power: int = 1,
+) -> Tensor:
+    """A layer of drops with this opacity in their middle, `[tests, 1, rows, columns]`.
+
+    cell: rows and columns per cell; half: half the size of the largest drops, in rows and columns; share: the share of
+    cells that can have a drop; power: how fast a drop fades towards its edge.
+    """
+    down, across = (math.ceil(total / size) for total, size in zip(sheet, cell, strict=True))
+    chance, row, column, small = rng.uniform(4, down, 1, across, 1).to(density.dtype).unbind(1)
+    presence = eased((density[:, :, None] * (1 + SOFT) - chance / share) / SOFT) * opacity[:, :, None]
+
+    def profile(reach: Tensor, position: Tensor, n: int, shape: tuple[int, ...]) -> Tensor:
+        reach = (reach[:, :, None] * (0.6 + 0.4 * small)).clamp(max=n / 2)
+        middle = n / 2 + (2 * position - 1) * (n / 2 - reach)
+        at = torch.arange(n, dtype=density.dtype, device=density.device) + 0.5
+        fade = (1 - ((at.view(shape) - middle) / reach).square()).clamp(min=0)
+        return fade if power == 1 else fade**power
+
+    along = profile(half[0], row, cell[0], (-1, 1, 1))
+    drops = along * (profile(half[1], column, cell[1], (-1,)) * presence)
+    return drops.view(len(density), 1, down * cell[0], across * cell[1])[:, :, : sheet[0], : sheet[1]]
+
+
+def _rotated(pictures: Tensor, sheet: Tensor, angle: Tensor) -> Tensor:
+    height, width = (MARGIN * length / side(pictures) for length in pictures.shape[2:])
+    return sample_rotated(sheet, pictures, angle * (math.pi / 180), width, height)
+
+
+def raindrops(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """Drops of water on the lens, large and small, that refract the scene, in the end upside down."""
+    count, radius, x, y, refraction = columns(theta, inputs)
+    right, below = places(inputs)
+    dome = _domes(inputs, rng, (x, y), count, radius, cell=0.25)
+    hidden, refracted, glint = dome.inside, dome.inside * dome.shade, dome.glint
+    right, below = right - refraction * dome.right, below - refraction * dome.below
+    if side(inputs) > SMALL:  # fine drops between them, if they are visible
+        clear = 1 - hidden
+        dome = _domes(inputs, rng, (x, y), count * 6, radius * 0.3, cell=0.085)
+        hidden, refracted = hidden + clear * dome.inside, refracted + clear * dome.inside * dome.shade
+        bend = refraction * clear
+        right, below = right - bend * dome.right, below - bend * dome.below
+    return warp(inputs, right, below).mul_(refracted).add_(inputs * (1 - hidden)).add_(glint)
+
+
+class Domes(NamedTuple):
+    """Drops on the lens, per pixel: whether a drop covers it, how much light the drop transmits and reflects, and the
+    offset of the pixel from the centre of the drop."""
+
+    inside: Tensor
+    shade: Tensor
+    glint: Tensor
+    right: Tensor
+    below: Tensor
+
+
+def _domes(
+    pictures: Tensor, rng: Rng, middle: tuple[Tensor, Tensor], count: Tensor, radius: Tensor, cell: float
+) -> Domes:
+    """About `count` drops around `middle`."""
+    height, width = pictures.shape[2:]
+    unit = side(pictures)
+    size = max(2, round(cell * unit))
+    room = size / unit / 2
+    down, across = math.ceil(height / size), math.ceil(width / size)
+    chance, row, column, small = rng.uniform(4, down, 1, across, 1).to(pictures.dtype).unbind(1)
+    share = _distribution(middle[1], down, size / unit, height / unit).view(-1, down, 1, 1, 1)
+    share = share * _distribution(middle[0], across, size / unit, width / unit).view(-1, 1, 1, across, 1)
+    presence = eased((share * count[:, :, None] * (1 + SOFT) - chance) / SOFT)
+    reach = (radius[:, :, None] * (0.55 + 0.45 * small)).clamp(max=room) * (0.4 + 0.6 * presence)
+    at = (torch.arange(size, dtype=pictures.dtype, device=pictures.device) + 0.5) / unit - room
+    below = (at.view(-1, 1, 1) - (2 * row - 1) * (room - reach)) / reach
+    right = (at - (2 * column - 1) * (room - reach)) / reach
+    off = right * right * 1.2 + below * below
+    inside = eased((1 - off) * 3) * presence
+    spot = (1 - ((right + 0.35).square() + (below + 0.4).square()) * 16).clamp(min=0)
+    parts = (inside, 1 - 0.55 * off * off, spot * (presence * 0.8), inside * (right * reach), inside * (below * reach))
+
+    def joined(part: Tensor) -> Tensor:
+        return part.view(len(pictures), 1, down * size, across * size)[:, :, :height, :width]
+
+    return Domes(*(joined(part) for part in parts))
+
+
+def _distribution(middle: Tensor, cells: int, size: float, length: float) -> Tensor:
+    """The distribution of the drops over rows or columns of cells, `[tests, cells]`; it sums to 1."""
+    at = (torch.arange(cells, dtype=middle.dtype, device=middle.device) + 0.5) * size - length / 2
+    weight = (((at - middle[:, 0, 0]) / SPREAD).square() * -0.5).exp()
+    return weight / weight.cumsum(1)[:, -1:]  # adds in the same order for any number of tests
+
+
+def _veiled(pictures: Tensor, far: float, veil: Tensor, near: float, alpha: Tensor) -> Tensor:
+    """A veil of the grey `far` over the pictures, and `near` on top of it, in one pass."""
+    light = alpha * (near - veil * far) + veil * far
+    return (pictures * ((1 - alpha) * (1 - veil))).add_(light)
+
+
+RAIN = (
+    _weather(
+        "rain",
+        (
+            Theta("density", 0.0, 1.0, unit="share of the drops there can be", limits=(0, 1)),
+            Theta("length", 0.1, 0.3, 0.1, unit="share of the shorter side", limits=(0.01, LONGEST)),
+            Theta("angle", -35.0, 35.0, unit="degrees from the vertical, down to the left", limits=(-180, 180)),
+            Theta("brightness", 0.5, 0.9, 0.5, unit="opacity of a streak", limits=(0, 1)),
+            Theta("depth", 0.0, 1.0, unit="share of the layers behind the nearest", limits=(0, 1)),
+        ),
+        rain,
+        flickers=True,
+    ),
+    _weather(
+        "snow",
+        (
+            Theta("density", 0.0, 1.0, unit="share of the flakes there can be", limits=(0, 1)),
+            Theta("size", 0.008, 0.02, 0.008, unit="radius as a share of the shorter side", limits=(0.002, 0.026)),
+            Theta("angle", -45.0, 45.0, unit="degrees from the vertical, down to the left", limits=(-180, 180)),
+            Theta("brightness", 0.6, 1.0, 0.6, unit="opacity of a flake", limits=(0, 1)),
+        ),
+        snow,
+        flickers=True,
+    ),
+    _weather(
+        "raindrops",
+        (
+            Theta("count", 0.0, 16.0, unit="large drops", limits=(0, 100)),
+            Theta("radius", 0.05, 0.11, 0.05, unit="share of the shorter side", limits=(0.01, 0.125)),
+            Theta("x", -0.5, 0.5, unit="shares of the shorter side to the right of the centre", limits=(-3, 3)),
+            Theta("y", -0.5, 0.5, unit="shares of the shorter side below the centre", limits=(-3, 3)),
+            Theta("refraction", 1.0, 4.0, 1.0, unit="shift per distance from the drop's centre", limits=(0, 10)),
+        ),
+        raindrops,
     ),
 )
