@@ -39,7 +39,7 @@ from searching.files import write_results
 from torch import Tensor
 
 from themis.compute.rng import Rng
-from themis.data.datasets import BLOCK
+from themis.data.datasets import FRAMES_PER_BLOCK
 from themis.measure.tests import Tests
 from themis.perturb import Context, Perturbation, Theta
 from themis.perturb.attack import STEPS, in_steps
@@ -114,7 +114,7 @@ class Row:
 
 NEAR = "regression:0.1"
 """Within a tenth of the label: the default of two standard deviations leaves no room for a gain on the drive."""
-DRIVE: dict[str, Any] = {"oracle": NEAR, "stretch": BLOCK}
+DRIVE: dict[str, Any] = {"oracle": NEAR, "stretch": FRAMES_PER_BLOCK}
 """Stretches of the drive that no technique has searched are judged."""
 RESNET, DAVE, LENET = ("resnet56-cifar10", 350_000, 128), ("dave2-udacity", 60_000), ("lenet5-mnist", 200_000)
 PDF, EDITED = ("mlp-pdf", 200_000), "edit_worst:3.0"

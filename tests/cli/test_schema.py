@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from themis.cli import COMMANDS, configure_parser, main
-from themis.cli.options import KINDS, NOT_IN_A_FILE, Option, Parser, as_yaml, bare_kind, parse, read_config
+from themis.cli.options import NOT_IN_A_FILE, VALUE_KINDS, Option, Parser, as_yaml, bare_kind, parse, read_config
 from themis.plugins import added
 
 WORDS = {
@@ -91,4 +91,4 @@ def test_the_schema_allows_no_value_that_a_file_may_not_have(command, tmp_path, 
             (tmp_path / "one.yaml").write_text(yaml.safe_dump({name: samples[kind]}))
             read_config(str(tmp_path / "one.yaml"), actions)
     assert schema["additionalProperties"] is False
-    assert len(KINDS) == len(WORDS) + 1, "a new kind of option needs a sample here"
+    assert len(VALUE_KINDS) == len(WORDS) + 1, "a new kind of option needs a sample here"

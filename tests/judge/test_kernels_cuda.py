@@ -9,7 +9,7 @@ from scipy import stats
 
 from themis.judge import kernels_cuda
 from themis.judge.diagnostics import summarise, summarise_sums
-from themis.judge.gibbs import STARTS, WARM_UP, gibbs
+from themis.judge.gibbs import STARTS, WARM_UP_STEPS, gibbs
 from themis.judge.posterior import exact
 from themis.measure.moments import Moments
 
@@ -29,7 +29,7 @@ def few_programs():
         yield
 
 
-def draw(counts, *, seed=1, first=0, warm_up=WARM_UP if HAS_GPU else 12, n_draws=N_DRAWS):
+def draw(counts, *, seed=1, first=0, warm_up=WARM_UP_STEPS if HAS_GPU else 12, n_draws=N_DRAWS):
     numbers = torch.tensor([seed, first], device=DEVICE).split(1)
     return kernels_cuda.draw_chains(counts, torch.tensor(STARTS, device=DEVICE), *numbers, warm_up, n_draws)
 
@@ -123,7 +123,7 @@ def test_the_size_of_the_tiles_does_not_matter(monkeypatch):
     module, n, draws = sys.modules["themis.judge.gibbs"], *((3000, 4000) if HAS_GPU else (300, 16))
     if not HAS_GPU:
         monkeypatch.setattr(kernels_cuda, "can_draw", lambda device: True)
-        monkeypatch.setattr(module, "WARM_UP", 1)
+        monkeypatch.setattr(module, "WARM_UP_STEPS", 1)
     ones = torch.ones(n, dtype=torch.float64, device=DEVICE)
     whole = gibbs(Moments(ones * 20, ones, ones), draws=draws, random_seed=7)
     monkeypatch.setattr(module, "TILE", 1024 if HAS_GPU else 256)

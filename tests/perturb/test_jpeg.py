@@ -61,7 +61,7 @@ def test_the_transform_is_the_cosine_transform_and_can_be_inverted():
     cosines = cosines.double()
     waves = torch.stack(module._dct(points.unbind(0)))
     torch.testing.assert_close(waves, cosines @ points, atol=1e-6, rtol=0)
-    level = torch.tensor(module.LEVEL, dtype=torch.float64)[:, None] ** 2
+    level = torch.tensor(module.COSINE_FACTORS, dtype=torch.float64)[:, None] ** 2
     torch.testing.assert_close(torch.stack(module._inverse_dct((level * waves).unbind(0))), points)
 
 

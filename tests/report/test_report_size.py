@@ -8,7 +8,7 @@ from wavering import ENDLESS, Wavering, embedded, pictures
 
 import themis
 from themis.data.readers import read_digits
-from themis.report.inputs import MAX_BYTES
+from themis.report.inputs import MAX_PICTURE_BYTES
 from themis.report.page import render, write_report
 from themis.report.view import read_view
 
@@ -38,4 +38,4 @@ def test_a_thousand_colour_pictures_of_noise_stay_under_five_megabytes(tmp_path)
     assert path.stat().st_size < 5e6
     inputs = json.loads(embedded(path.read_text()))["inputs"]
     size = sum(map(len, [*inputs["clean"].values(), *inputs["disturbed"].values()]))
-    assert MAX_BYTES < size < MAX_BYTES + 20_000  # the most telling have theirs
+    assert MAX_PICTURE_BYTES < size < MAX_PICTURE_BYTES + 20_000  # the most telling have theirs

@@ -15,7 +15,7 @@ from themis.measure.captured import CaptureError
 from themis.perturb import choose_perturbation
 from themis.retraining import tune as tune_module
 from themis.retraining.captured_step import _unchanged, can_capture
-from themis.retraining.checkpoint import FILE
+from themis.retraining.checkpoint import CHECKPOINT_FILE
 from themis.retraining.material import Material
 from themis.retraining.recipe import OPTIMISERS, Recipe
 from themis.retraining.tune import tune
@@ -171,10 +171,10 @@ class TestOnCPU:
     def test_a_training_resumes_on_another_device(self, material, optimiser, tmp_path):
         whole, folder = train(Net(), material, optimiser=optimiser), tmp_path / "training"
         stop_after(1, Net(), material, folder=folder, optimiser=optimiser)
-        state = torch.load(folder / FILE)
+        state = torch.load(folder / CHECKPOINT_FILE)
         for group in state["optimiser"]["param_groups"]:  # as a GPU leaves them
             group |= {"lr": torch.tensor(9.0), "fused": True} | ({"capturable": True} if "capturable" in group else {})
-        torch.save(state, folder / FILE)
+        torch.save(state, folder / CHECKPOINT_FILE)
         resumed = train(Net(), material, optimiser=optimiser, folder=folder)
         assert all(torch.equal(tensor, weights(whole)[name]) for name, tensor in weights(resumed).items())
 
@@ -185,7 +185,7 @@ class TestOnCPU:
 def assert_begins_again(material, device, monkeypatch):
     """A training that begins again with a lower rate ends with the same weights as one that began with it."""
     plain = train(Net(), material, device, learning_rate=3e-6, statistics="update")
-    monkeypatch.setattr(tune_module, "BROKEN", -2.0)  # as if every first epoch broke the model
+    monkeypatch.setattr(tune_module, "MAX_FIRST_FALL", -2.0)  # as if every first epoch broke the model
     with pytest.warns(RuntimeWarning) as warned:
         again = train(Net(), material, device, learning_rate=None, statistics="update")
     assert [str(each.message).rpartition(" ")[2] for each in warned] == ["3e-05", "3e-06", "it"]  # lower it

@@ -31,8 +31,8 @@ themis diff runs/main runs/new --weights-a main.pt --weights-b new.pt --out diff
 themis diff runs/scheduled runs/random --json
 """
 ENDINGS = (".md", ".png", ".json")
-TESTS = 2000
-SIDES = {"a": "first", "b": "second"}
+MAX_DIFF_TESTS = 2000
+SIDE_WORDS = {"a": "first", "b": "second"}
 REMEDIES = (
     "name its model with --weights-a FILE or --model-a MODEL",
     "name its model with --weights-b FILE or --model-b MODEL",
@@ -45,12 +45,12 @@ def add_arguments(parser: Parser) -> None:
     comparison = parser.add_argument_group("comparison")
     text = "versions, techniques, or auto: techniques if both runs tested the same model"
     add_option(comparison, "kind", str, "auto", text)
-    add_option(comparison, "tests", int, TESTS, "number of fresh tests to run on both models")
+    add_option(comparison, "tests", int, MAX_DIFF_TESTS, "number of fresh tests to run on both models")
     add_option(comparison, "random_seed", int, 0, "the same seed gives the same tests")
     text = "leave out the robustness curves, which take the longest"
     comparison.add_argument("--no-curve", action="store_true", help=text)
     source = parser.add_argument_group("models and data, if not as recorded in the runs")
-    for side, word in SIDES.items():
+    for side, word in SIDE_WORDS.items():
         _add_model(source, side, word)
     source.add_argument("--data", metavar="DATA", help="data of both runs, as in --data of themis run")
     add_fields(source, Origin, only=("trust",), shows_default=False)
@@ -78,7 +78,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         return _diff_suites(arguments, files)
     with ExitStack() as stack:
         readers = [stack.enter_context(closing(Reader(path))) for path in (arguments.before, arguments.after)]
-        sources = [_replayer(run, side, arguments) for run, side in zip(readers, SIDES, strict=True)]
+        sources = [_replayer(run, side, arguments) for run, side in zip(readers, SIDE_WORDS, strict=True)]
         result = diff_runs(
             *sources,
             kind=arguments.kind,

@@ -307,9 +307,9 @@ def convert(name: str, value: Any, kind: Any) -> Any:
     if is_optional and (value is None or str(value).lower() in NULLS):
         return None
     try:
-        return KINDS[bare].read(value)
+        return VALUE_KINDS[bare].read(value)
     except (ValueError, KeyError):
-        rule = f"{KINDS[bare].rule} or null" if is_optional else KINDS[bare].rule
+        rule = f"{VALUE_KINDS[bare].rule} or null" if is_optional else VALUE_KINDS[bare].rule
         raise UsageError(f"{name} must be {rule}, got {value!r}{_as_share(value)}") from None
 
 
@@ -321,7 +321,7 @@ def _as_share(text: Any) -> str:
 
 def placeholder(kind: Any) -> str:
     """The placeholder for a value of a type in the help."""
-    return KINDS[bare_kind(kind)[0]].placeholder
+    return VALUE_KINDS[bare_kind(kind)[0]].placeholder
 
 
 def format_value(value: Any) -> str:
@@ -398,7 +398,7 @@ class Kind(NamedTuple):
     read: Callable[[Any], Any]
 
 
-KINDS: dict[Any, Kind] = {
+VALUE_KINDS: dict[Any, Kind] = {
     int: Kind("N", "a whole number", _integer),
     float: Kind("X", "a number", _number),
     str: Kind("NAME", "text", _text),

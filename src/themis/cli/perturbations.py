@@ -31,7 +31,7 @@ themis perturbations rain fog
 themis perturbations --family weather --sheet weather.png
 themis perturbations 'rain + motion_blur' --sheet mine.png --data images:photos --index 3
 """
-SIDES = (32, 224)
+LISTED_SIDES = (32, 224)
 """Shorter sides in pixels, for which ranges that are shares of the side are listed in pixels too."""
 FAMILIES = ("noise", "camera", "weather", "geometry", "attack", "table", "signal")
 
@@ -111,7 +111,7 @@ def _format_list(perturbations: list[Perturbation]) -> str:
 
 def _format_range(theta: Theta) -> str:
     unit = f" ({theta.unit})" if theta.unit else ""
-    sizes = [(theta.fitted(side).pixels, side) for side in SIDES]
+    sizes = [(theta.fitted(side).pixels, side) for side in LISTED_SIDES]
     pixels = "; ".join(f"{pixels} of {side}" for pixels, side in sizes if pixels)
     return f"{theta.name}: {theta.low:g} to {theta.high:g}{unit}, weakest at {theta.identity:g}" + (
         f"; {pixels}" if pixels else ""

@@ -19,7 +19,7 @@ from themis.cli.output import (
     progress_callbacks,
     read_trackers,
 )
-from themis.cli.run import LIMITS
+from themis.cli.run import LIMIT_OPTIONS
 from themis.cli.source import LOCATION_OPTIONS, TRUST_HELP, override_origin
 from themis.errors import UsageError
 from themis.runs.source import Origin
@@ -46,7 +46,7 @@ themis resume runs/first --max-tests 50000 --max-seconds null
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of the run, or of a suite")
     limits = parser.add_argument_group("when to stop, if not as before")
-    add_fields(limits, Settings, only=LIMITS, shows_default=False)
+    add_fields(limits, Settings, only=LIMIT_OPTIONS, shows_default=False)
     source = parser.add_argument_group("model and data, if they have moved")
     add_fields(source, Origin, only=LOCATION_OPTIONS, shows_default=False)
     add_gates(parser)

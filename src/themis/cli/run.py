@@ -41,7 +41,7 @@ themis run --config campaign.yaml --max-seconds 60 --out runs/short
 themis run --zoo resnet56-cifar10 --perturb gaussian
 themis run --config campaign.yaml --executor ray --workers 4
 """
-LIMITS = ("coverage", "recall", "max_tests", "max_passes", "max_seconds", "plateau")
+LIMIT_OPTIONS = ("coverage", "recall", "max_tests", "max_passes", "max_seconds", "plateau")
 
 
 def add_arguments(parser: Parser) -> None:
@@ -49,8 +49,8 @@ def add_arguments(parser: Parser) -> None:
     add_fields(parser.add_argument_group("model and data"), Origin)
     campaign = parser.add_argument_group("campaign")
     add_option(campaign, "perturb", str, "", PERTURB_HELP)
-    add_fields(campaign, Settings, only={field.name for field in fields(Settings)} - {*LIMITS})
-    add_fields(parser.add_argument_group("when to stop"), Settings, only=LIMITS)
+    add_fields(campaign, Settings, only={field.name for field in fields(Settings)} - {*LIMIT_OPTIONS})
+    add_fields(parser.add_argument_group("when to stop"), Settings, only=LIMIT_OPTIONS)
     add_gates(parser)
     add_executor(parser)
     output = parser.add_argument_group("output")

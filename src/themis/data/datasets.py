@@ -25,7 +25,7 @@ from themis.errors import DataError, MissingExtraError, UsageError
 CONTAGIO = ("contagio-ben", "contagio-mal", "contagio-nopdfrate")
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR10_SPLITS = {"test": BATCHES["test"][:1], "train": BATCHES["train"][:5]}
-BLOCK = 100
+FRAMES_PER_BLOCK = 100
 """Frames per block of the test drive; every fifth block is for testing."""
 
 
@@ -117,7 +117,7 @@ def read_udacity(path: Path | None = None, *, split: str = "all") -> Seeds:
         return scaled(same_shape(pixels(k), names[k], shape), 255)
 
     seeds = from_reader(read, shape, len(names), torch.tensor(labels))
-    return seeds if split == "all" else seeds[torch.arange(len(seeds)) // BLOCK % 5 == 4]
+    return seeds if split == "all" else seeds[torch.arange(len(seeds)) // FRAMES_PER_BLOCK % 5 == 4]
 
 
 def read_imagenet(path: Path | None = None) -> Seeds:

@@ -29,7 +29,7 @@ KINDS, CHANGES = get_args(Kind), get_args(Change)
 HEADER = ("name", "kind", "low", "high", "change")
 STEP_BYTES = 16 << 20
 """Size of the part of a table that is processed at a time."""
-ROUNDING = 1e-6
+VALUE_TOLERANCE = 1e-6
 """How far an input may be from the place of a valid value on its axis."""
 N_LISTED = 50
 """Names that a message lists at most."""
@@ -231,7 +231,7 @@ class Features:
                 f"features must describe every column of the table, which has the shape {list(inputs.shape[1:])}, got "
                 f"{len(self)} features: describe all columns, or none"
             )
-        limits, tolerance = self.limits(dtype=torch.float64), 0.0 if self.axes is None else ROUNDING
+        limits, tolerance = self.limits(dtype=torch.float64), 0.0 if self.axes is None else VALUE_TOLERANCE
         for start, block in blocks(inputs):
             places = block.double()
             raw = self.value(places)
@@ -253,7 +253,7 @@ class Features:
             raise DataError(
                 "a feature of the table must be free to change, but none is: allow one to, for instance with change=any"
             )
-        slack = ROUNDING * max(1.0, *map(abs, bounds))
+        slack = VALUE_TOLERANCE * max(1.0, *map(abs, bounds))
         is_outside = is_free & ((ends < bounds[0] - slack) | (ends > bounds[1] + slack)).any(0)
         if bool(is_outside.any()):
             k = int(is_outside.nonzero()[0])

@@ -18,7 +18,7 @@ HELD_BYTES = 1 << 30
 """Data up to this size (and up to a quarter of the available memory) is read once and then held in memory."""
 CACHE_BYTES = 256 << 20
 """For larger data, the rows read last are cached up to this size (and up to an eighth of the available memory)."""
-AT_ONCE = 64
+ROWS_PER_READ = 64
 """Rows that are read at a time into memory."""
 
 Read = Callable[[int], Tensor | Numbers]
@@ -118,8 +118,8 @@ class Rows:
             return self
         with step("reading the inputs"):
             inputs = torch.empty(self.shape, device=self._device)
-            for first in range(0, len(self), AT_ONCE):
-                inputs[first : first + AT_ONCE] = self[first : first + AT_ONCE]
+            for first in range(0, len(self), ROWS_PER_READ):
+                inputs[first : first + ROWS_PER_READ] = self[first : first + ROWS_PER_READ]
                 advance(first, len(self), "inputs")
         return inputs
 

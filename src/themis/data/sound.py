@@ -12,7 +12,7 @@ from themis.data.files import Numbers, check_memory, data_errors, labelled_files
 from themis.data.seeds import Seeds, from_reader
 from themis.errors import DataError, UsageError
 
-FORM = "a WAV file of uncompressed samples (PCM)"
+WAV_FORM = "a WAV file of uncompressed samples (PCM)"
 
 
 def wav_seeds(path: Path | None = None, *, samples: int | str | None = None) -> Seeds:
@@ -51,9 +51,9 @@ def wav_seeds(path: Path | None = None, *, samples: int | str | None = None) -> 
 
 def read_wav(path: Path) -> tuple[Numbers, int]:
     """The samples `[channels, samples]` in -1..1 as float32, and the sampling rate."""
-    with data_errors(path, FORM), path.open("rb") as file:
+    with data_errors(path, WAV_FORM), path.open("rb") as file:
         content = read_exactly(file, path.stat().st_size, path)
-    with data_errors(path, FORM), wave.open(io.BytesIO(content.data)) as sound:
+    with data_errors(path, WAV_FORM), wave.open(io.BytesIO(content.data)) as sound:
         channels, width, rate = sound.getnchannels(), sound.getsampwidth(), sound.getframerate()
         check_memory(4 * len(content) // width, str(path))
         frames = sound.readframes(sound.getnframes())

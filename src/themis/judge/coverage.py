@@ -231,7 +231,7 @@ def _at_places(variance: Tensor, places: Tensor) -> Tensor:
     return few[_order(variance[few])][places - n_skipped]
 
 
-LEAST = 1e-3
+MIN_UNIT_SHARE = 1e-3
 """A neuron's unit is at least this share of its layer's median: a nearly constant neuron must not dominate."""
 
 
@@ -242,7 +242,7 @@ def relative_scale(clean: Moments, layers: Sequence[Layer]) -> Tensor:
         part = spread[layer.start : layer.stop]
         moving = part[part > 0]
         median = moving.median() if len(moving) else torch.ones((), dtype=part.dtype, device=part.device)
-        part.clamp_(min=float(median) * LEAST)
+        part.clamp_(min=float(median) * MIN_UNIT_SHARE)
     return spread
 
 

@@ -24,7 +24,7 @@ from themis.measure.moments import Moments
 STARTS = (0.1, 0.5, 2.0, 10.0)
 """Where the chains start in `w`: wider apart than its posterior."""
 
-WARM_UP = 96
+WARM_UP_STEPS = 96
 """Steps that are discarded; the influence of the start halves with each step at 4 tests, and falls faster with more."""
 
 BLOCK = 512
@@ -42,7 +42,7 @@ TILE_DRAWS = 2**28
 MOST_THREADS = 4
 """Maximum number of blocks at a time; with more, threads wait for the interpreter longer than they compute."""
 
-STEPS = 32
+STEPS_PER_DRAW = 32
 """Steps whose random numbers are drawn together: few enough to stay in the processor's cache."""
 
 
@@ -79,7 +79,7 @@ def _sample_in_kernels(n: Tensor, n_draws: int, random_seed: int) -> Posterior:
     parts, unfinished, their_draws = [], [], []
     for first, tile in zip(firsts, torch.split(n.float(), size), strict=True):
         counts = torch.nn.functional.pad(tile, (0, -len(tile) % kernels_cuda.PADDING), value=100.0)
-        draws = kernels_cuda.draw_chains(counts, starts, seed, first, WARM_UP, n_draws)
+        draws = kernels_cuda.draw_chains(counts, starts, seed, first, WARM_UP_STEPS, n_draws)
         middle = draws[:, n_draws // 2] if n_draws % 2 else None
         part, is_unfinished = summarise_sums(*kernels_cuda.sum_halves(draws, counts), n_draws, middle)
         parts.append(Posterior(*(getattr(part, field.name)[: len(tile)] for field in fields(Posterior))))
@@ -121,20 +121,20 @@ def _chains(n: Tensor, n_draws: int, rng: torch.Generator) -> Tensor:
     n = n.float().repeat_interleave(CHAINS)
     shape = n / 2 - 1 / 3
     draws = n.new_empty(n_draws, len(n))
-    w = n.new_empty(STEPS + 1, len(n))
+    w = n.new_empty(STEPS_PER_DRAW + 1, len(n))
     w[0] = n.new_tensor(STARTS).repeat(len(n) // CHAINS)
     w_rows = w.unbind()
     e = torch.empty_like(w[1:])
-    for start in range(-WARM_UP, n_draws, STEPS):
+    for start in range(-WARM_UP_STEPS, n_draws, STEPS_PER_DRAW):
         # w' = (n - 1 + z^2) / (2 gamma) with z^2 = w e^2 is linear in w: one operation per step.
         inverse = _gamma_over_shape(shape, rng).reciprocal_().mul_(0.5 / shape)
         e.normal_(generator=rng)
         slopes = e.square().mul_(inverse).unbind()
         offsets = inverse.mul_(n - 1).unbind()
-        for step in range(STEPS):
+        for step in range(STEPS_PER_DRAW):
             torch.addcmul(offsets[step], w_rows[step], slopes[step], out=w_rows[step + 1])
         if start >= 0:
-            size = min(STEPS, n_draws - start)
+            size = min(STEPS_PER_DRAW, n_draws - start)
             torch.mul(w[:size].sqrt(), e[:size], out=draws[start : start + size])
         w[0] = w[-1]
     return draws.t().contiguous().view(-1, CHAINS, n_draws)
@@ -145,7 +145,7 @@ def _gamma_over_shape(shape: Tensor, rng: torch.Generator) -> Tensor:
 
     That is `(1 + x / sqrt(9 shape))**3` for a normal x, which is rarely rejected.
     """
-    x = shape.new_empty(STEPS, len(shape)).normal_(generator=rng)
+    x = shape.new_empty(STEPS_PER_DRAW, len(shape)).normal_(generator=rng)
     u = torch.empty_like(x).uniform_(generator=rng)
     root = 1 + x * (9 * shape).rsqrt()
     # From shape 5/3 on (4 tests) x is rejected with a chance under 0.0165 x^4 / shape: few need the exact test.

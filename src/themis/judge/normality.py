@@ -8,7 +8,7 @@ from torch import Tensor
 
 from themis.measure.panel import Shape
 
-LEAST_TESTS = 20
+MIN_NORMALITY_TESTS = 20
 TELLING_TESTS = 200
 """Tests from which a half-normal variable, which sensitivities often are, is told apart from a normal one."""
 CLOSE_SKEWNESS, CLOSE_KURTOSIS = 0.5, 1.0
@@ -39,7 +39,7 @@ def describe_normality(shape: Shape) -> Normality | None:
     signed_shape, absolute_shape = shape.signed(), shape.absolute()
     has_spread = ~(signed_shape[0].isnan() | absolute_shape[0].isnan())
     n_neurons = int(has_spread.sum())
-    if shape.n_tests < LEAST_TESTS or n_neurons == 0:
+    if shape.n_tests < MIN_NORMALITY_TESTS or n_neurons == 0:
         return None
     signed = _figures(signed_shape[0][has_spread], signed_shape[1][has_spread], shape.n_tests)
     absolute = _figures(absolute_shape[0][has_spread], absolute_shape[1][has_spread], shape.n_tests)

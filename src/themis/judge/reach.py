@@ -22,7 +22,7 @@ PRIOR = 0.5
 TREND, TREND_TESTS = 0.4, 15
 """How far the trend of the last two doublings continues over the next two, and the number of findings in them that
 earns half of that. On real curves each doubling finds about as much as the one before."""
-SPREAD = 0.5
+FORECAST_SPREAD = 0.5
 """Standard deviation of the logarithm of what real campaigns find about this rule, beyond the chance in the counts."""
 CAUTION = 0.75
 """`Reach.recall` takes this quantile of what is still to be found."""
@@ -89,11 +89,11 @@ def forecast(found_at: Iterable[int], n_tests: int, n_all: int | None = None) ->
     before = int((numbers >= n_tests / 4).sum()) - recent
     weight = TREND * (recent + before) / (recent + before + TREND_TESTS)
     trend = ((recent + 0.5) / (before + 0.5)) ** weight
-    mean = 2 * (recent + PRIOR) * trend * math.exp(SPREAD**2 / 2)  # the rule holds for the median
+    mean = 2 * (recent + PRIOR) * trend * math.exp(FORECAST_SPREAD**2 / 2)  # the rule holds for the median
     n_left = None
     if n_all is not None:
         n_left = max(0, n_all - found)
         chance = min(1.0, mean / 2 / max(n_left + recent, 1))  # per doubling, of each that is left
         mean = n_left * (1 - (1 - chance) ** 2)
-    spread = (1 + 1 / (recent + PRIOR)) * math.exp(SPREAD**2) - 1
+    spread = (1 + 1 / (recent + PRIOR)) * math.exp(FORECAST_SPREAD**2) - 1
     return Reach(found, n_tests, max(mean, 1e-9), 1 / spread, n_left)

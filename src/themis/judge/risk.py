@@ -21,8 +21,8 @@ Counts = Tensor | NDArray[np.number[Any]] | Sequence[int]
 Bools = NDArray[np.bool_] | Sequence[bool]
 Floats = NDArray[np.float64]
 
-TAIL = 0.025
-_LOG_TAIL = float(np.log(1 / TAIL))
+TAIL_PROBABILITY = 0.025
+_LOG_TAIL = float(np.log(1 / TAIL_PROBABILITY))
 _HALF_Z2 = 1.959963984540054**2 / 2
 
 
@@ -46,7 +46,7 @@ def fault_rate(tests_by_seed: Counts, faults_by_seed: Counts) -> Estimate | None
     return mean_estimate(faults[is_tested] / tests[is_tested])
 
 
-def mean_estimate(values: Floats, tail: float = TAIL) -> Estimate:
+def mean_estimate(values: Floats, tail: float = TAIL_PROBABILITY) -> Estimate:
     """The mean of a variable in 0..1 that `values` are a sample of, with Gaffke's limits; each fails at most `tail`."""
     values = np.asarray(values, dtype=np.float64)
     return Estimate(float(values.mean()), 1 - _mean_limit(1 - values, tail), _mean_limit(values, tail))
@@ -168,7 +168,7 @@ def _binomial_limit(successes: float, trials: float) -> float:
     """Clopper and Pearson's upper limit."""
     from scipy.special import betaincinv
 
-    return 1.0 if successes >= trials else float(betaincinv(successes + 1, trials - successes, 1 - TAIL))
+    return 1.0 if successes >= trials else float(betaincinv(successes + 1, trials - successes, 1 - TAIL_PROBABILITY))
 
 
 _UPWARD = np.append(np.linspace(0.002, 0.1, 50), np.linspace(0.1, 0.99, 90))[:, None]

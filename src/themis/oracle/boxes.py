@@ -135,7 +135,7 @@ RECALLS = np.linspace(0, 1, 101)
 MAX_DETECTIONS = 100
 """Detections of a class that count per picture, those with the highest scores."""
 PICTURES_AT_ONCE = 256
-FOUND, IGNORED = 1, -1
+FOUND, IGNORED_BOX = 1, -1
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def _match_all(outputs: Tensor, classes: Tensor, labels: Tensor) -> Tensor:
     for threshold in THRESHOLDS:
         matched = match(overlaps, is_same & (overlaps >= threshold), ~is_object, is_crowd)
         found = (matched != UNMATCHED).to(torch.int8)
-        results.append(found.masked_fill(are_in_crowd(matched, is_crowd), IGNORED))
+        results.append(found.masked_fill(are_in_crowd(matched, is_crowd), IGNORED_BOX))
     return torch.stack(results)
 
 
@@ -197,7 +197,7 @@ def _rank_in_class(classes: Tensor, number: int) -> Tensor:
 
 def _precision(found: NDArray[np.int8], n_objects: int) -> float:
     """Return the mean over recalls of the best precision at that recall or a higher one."""
-    found = found[found != IGNORED]
+    found = found[found != IGNORED_BOX]
     true = np.cumsum(found == FOUND)
     false = np.cumsum(found != FOUND)
     recall = true / n_objects

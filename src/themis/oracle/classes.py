@@ -13,17 +13,17 @@ from themis.errors import DataError, ModelError
 from themis.oracle.constant import BesideConstant, class_baseline
 from themis.oracle.oracle import NOT_FINITE, Oracle, Verdict, are_finite, check_some_correct, mark_not_finite
 
-LEAST = 1e-12
+MIN_PROBABILITY = 1e-12
 """Lower bound of probabilities in a loss."""
-IGNORED = -1
+IGNORED_PIXEL = -1
 """Reference of a pixel that does not count."""
 
 
 def class_loss(outputs: Tensor, reference: Tensor, is_probability: bool = False) -> Tensor:
     """Return the cross-entropy of the classes `reference`, `[tests]`; for maps of classes, its mean over the pixels."""
     outputs = outputs.float()
-    log = outputs.clamp_min(LEAST).log() if is_probability else outputs.log_softmax(1)
-    loss = F.nll_loss(log, reference, reduction="none", ignore_index=IGNORED)
+    log = outputs.clamp_min(MIN_PROBABILITY).log() if is_probability else outputs.log_softmax(1)
+    loss = F.nll_loss(log, reference, reduction="none", ignore_index=IGNORED_PIXEL)
     return loss if loss.ndim == 1 else loss.flatten(1).mean(1)
 
 

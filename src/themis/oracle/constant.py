@@ -17,7 +17,7 @@ LEAST_SEEDS = 10
 """With fewer seeds, a good model may give all of them the same answer."""
 LEAST_OTHERS = 10
 """With fewer labels other than the commonest, even a good model may have all of them wrong."""
-ROUNDING = 1e-6
+SAME_ANSWER_GAP = 1e-6
 """Difference between answers, as a share of the largest, up to which they are the same."""
 INFORMATIVE = 1.645
 """Answers agree with the labels more than by chance (p < 0.05) from this many standard deviations on."""
@@ -63,7 +63,7 @@ def _are_same(answers: Tensor) -> bool:
     if not answers.numel():
         return True
     spread = (answers.amax(0) - answers.amin(0)).max()
-    return bool(spread <= ROUNDING * answers.abs().max())
+    return bool(spread <= SAME_ANSWER_GAP * answers.abs().max())
 
 
 def class_baseline(answers: Tensor, labels: Tensor) -> BesideConstant | None:

@@ -31,7 +31,7 @@ from themis.oracle.motion import Motion
 from themis.oracle.oracle import KEPT_ANSWER, Oracle, Verdict, mark_not_finite, read_number
 
 OVERLAP, LEAST_SCORE = 0.5, 0.5
-NEAR = 0.1
+MOVED_IOU = 0.1
 """IoU from which a lost object counts as moved."""
 LEAST_LOSS = 1e-6
 MUCH = 0.5
@@ -41,10 +41,10 @@ LEAST_SIDE = 4.0
 """Pixels of a moved object's shorter side below which it need not be found."""
 MOST_DEFORMED = 0.2
 """How far an object may be from what an affine map makes of it: one that is torn or folded need not be found."""
-GRID, FEW = 16, 5
+GRID_POINTS, OBJECT_POINTS = 16, 5
 """Points across a detection and across an object, in both directions, that tell which part of it is seen."""
 LOST, MISTAKEN, MOVED, SPURIOUS = range(4)
-KINDS = ("lost", "mistaken", "moved", "spurious")
+FATES = ("lost", "mistaken", "moved", "spurious")
 """What can happen to an object."""
 CLASS_BITS = 14
 MAX_CLASSES = 1 << CLASS_BITS
@@ -52,7 +52,7 @@ EXAMPLE = "detection:0.5 or detection:0.5,score=0.3,match=hungarian"
 
 
 class Fate(NamedTuple):
-    """The outcome of a fault in words: what happened (one of `KINDS`), to which class, and what it was mistaken for."""
+    """The outcome of a fault in words: what happened (one of `FATES`), to which class, and what it was mistaken for."""
 
     kind: str
     class_number: int
@@ -68,7 +68,7 @@ def read_outcome(outcome: int) -> Fate:
     """Return what an outcome of at least 0 means."""
     classes, kind = divmod(outcome, 4)
     other, class_number = divmod(classes, MAX_CLASSES)
-    return Fate(KINDS[kind], class_number, other if kind == MISTAKEN else None)
+    return Fate(FATES[kind], class_number, other if kind == MISTAKEN else None)
 
 
 def describe_outcome(outcome: int, classes: Sequence[str] | None = None) -> str:
@@ -271,7 +271,7 @@ class Detection(Oracle):
         as_other = match(overlaps, explains & ~is_same & is_near, ~is_broken, objects.is_crowd)
         is_mistaken = are_matched(as_other, n_objects)
         explains &= (as_other == UNMATCHED)[:, :, None] & ~is_mistaken[:, None]
-        as_moved = match(overlaps, explains & is_same & (overlaps >= NEAR), ~is_broken, objects.is_crowd)
+        as_moved = match(overlaps, explains & is_same & (overlaps >= MOVED_IOU), ~is_broken, objects.is_crowd)
         has_moved = are_matched(as_moved, n_objects)
         is_spurious = is_left & (as_other == UNMATCHED) & (as_moved == UNMATCHED) & ~answers.is_excused
         # Margins: of an object, the slack of its best detection; of a detection that is no object, that of its score.
@@ -401,7 +401,7 @@ def _moved(boxes: Tensor, motion: Motion) -> tuple[Tensor, Tensor]:
     moved, share = motion.boxes(boxes)
     sides = moved[..., 2:] - moved[..., :2]
     n, n_boxes = boxes.shape[:2]
-    points, places = _points_inside(boxes.detach(), FEW)
+    points, places = _points_inside(boxes.detach(), OBJECT_POINTS)
     flat = motion.points(points.reshape(n, -1, 2)).detach()
     is_seen = motion.is_inside(flat)  # a part that has left the picture in an earlier step does not come back
     is_there = is_seen.view(n, n_boxes, len(places)).float().mean(2) >= MUCH
@@ -434,10 +434,10 @@ def _seen_through(outputs: Tensor, motion: Motion, objects: Objects) -> Tensor:
     outputs = _without_empty_rows(outputs)
     boxes = outputs[..., :4].detach()
     n, n_boxes = boxes.shape[:2]
-    points, _ = _points_inside(boxes, GRID)
+    points, _ = _points_inside(boxes, GRID_POINTS)
     flat = points.reshape(n, -1, 2)
     is_inside = motion.is_inside(flat).view(n, n_boxes, points.shape[2])
-    half = (boxes[..., 2:] - boxes[..., :2]) / (2 * GRID)
+    half = (boxes[..., 2:] - boxes[..., :2]) / (2 * GRID_POINTS)
     least = torch.where(is_inside[..., None], points, torch.inf).amin(2) - half
     most = torch.where(is_inside[..., None], points, -torch.inf).amax(2) + half
     visible = torch.cat([least, most], 2)

@@ -27,9 +27,9 @@ TIMES_OFF = 3
 """The default tolerance of `off` in typical errors: beyond it, a normally distributed error is an outlier."""
 MOST_TOLERANCES = 64
 """With more outputs, the default is one tolerance for all of them."""
-SHOWN = 4
+N_LISTED_TOLERANCES = 4
 """Tolerances that are listed in words."""
-NAMES = {"clean": "regression", "label": "off"}
+ORACLE_NAMES = {"clean": "regression", "label": "off"}
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Regression(Oracle):
 
     @property
     def name(self) -> str:
-        return "euclidean" if self.is_euclidean else NAMES[self.compared_with]
+        return "euclidean" if self.is_euclidean else ORACLE_NAMES[self.compared_with]
 
     def spec(self) -> str:
         if self.tolerance is not None:
@@ -256,5 +256,5 @@ def _fit(labels: Tensor, answers: Tensor) -> bool:
 
 
 def _show(numbers: Sequence[float]) -> str:
-    shown = ", ".join(f"{number:.4g}" for number in numbers[:SHOWN])
-    return f"{shown}, ..." if len(numbers) > SHOWN else shown
+    shown = ", ".join(f"{number:.4g}" for number in numbers[:N_LISTED_TOLERANCES])
+    return f"{shown}, ..." if len(numbers) > N_LISTED_TOLERANCES else shown

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from themis.errors import DataError, ModelError
-from themis.oracle.classes import IGNORED, are_probabilities, class_loss
+from themis.oracle.classes import IGNORED_PIXEL, are_probabilities, class_loss
 from themis.oracle.constant import BesideConstant
 from themis.oracle.motion import Motion
 from themis.oracle.oracle import KEPT_ANSWER, Oracle, Verdict, check_some_correct, mark_not_finite, read_number
@@ -74,7 +74,7 @@ class Segmentation(Oracle):
         if labels is None:
             return clean_outputs.argmax(1)
         is_void = (labels == VOID) & (clean_outputs.shape[1] <= VOID)
-        return torch.where(is_void, IGNORED, labels.long())
+        return torch.where(is_void, IGNORED_PIXEL, labels.long())
 
     def compare(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> Verdict:
         before, of_class_before = self._overlap(clean_outputs, clean_outputs, labels)
@@ -87,14 +87,14 @@ class Segmentation(Oracle):
     def move(self, clean_outputs: Tensor, labels: Tensor | None, motion: Motion) -> tuple[Tensor, Tensor | None]:
         answer = clean_outputs.argmax(1)
         maps = torch.stack([answer, self.reference(clean_outputs, labels)], 1)
-        answer, reference = motion.maps(maps, IGNORED).unbind(1)
-        reference = torch.where(answer == IGNORED, IGNORED, reference)
+        answer, reference = motion.maps(maps, IGNORED_PIXEL).unbind(1)
+        reference = torch.where(answer == IGNORED_PIXEL, IGNORED_PIXEL, reference)
         scores = torch.zeros_like(clean_outputs).scatter_(1, answer.clamp(min=0)[:, None], 1.0)
         return scores, reference
 
     def move_labels(self, labels: Tensor, motion: Motion) -> Tensor:
         if self.n_classes is not None and self.n_classes > VOID:
-            return motion.maps(labels.long(), IGNORED)
+            return motion.maps(labels.long(), IGNORED_PIXEL)
         return motion.maps(labels, VOID)
 
     def loss(self, outputs: Tensor, reference: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class Segmentation(Oracle):
 
     def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BesideConstant | None:
         reference = self.reference(clean_outputs, labels)
-        commonest = int(reference[reference != IGNORED].mode().values)
+        commonest = int(reference[reference != IGNORED_PIXEL].mode().values)
         scores = torch.zeros_like(clean_outputs[:1])
         scores[:, commonest] = 1
         own = self._overlap(clean_outputs, clean_outputs, labels)[0]
@@ -118,7 +118,7 @@ class Segmentation(Oracle):
         """Return the mean IoU `[tests]`, and that of each class `[tests, classes]`, NaN if the reference lacks it."""
         n_classes = outputs.shape[1]
         reference, answer = self.reference(clean_outputs, labels).flatten(1), outputs.argmax(1).flatten(1)
-        counts = reference != IGNORED
+        counts = reference != IGNORED_PIXEL
         reference = torch.where(counts, reference, 0)
 
         def count(classes: Tensor, counts: Tensor) -> Tensor:

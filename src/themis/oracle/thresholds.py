@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from themis.errors import DataError, ModelError
-from themis.oracle.classes import LEAST
+from themis.oracle.classes import MIN_PROBABILITY
 from themis.oracle.constant import BesideConstant, agreement_of_numbers, class_baseline
 from themis.oracle.oracle import (
     KEPT_ANSWER,
@@ -183,7 +183,7 @@ def _bit_loss(score: Tensor, reference: Tensor, level: float, is_probability: bo
     """Return the binary cross-entropy of decisions, element by element."""
     if is_probability:
         chance = torch.where(reference == 1, score.float(), 1 - score.float())
-        return -chance.clamp_min(LEAST).log()
+        return -chance.clamp_min(MIN_PROBABILITY).log()
     return F.binary_cross_entropy_with_logits(score.float() - level, reference.float(), reduction="none")
 
 

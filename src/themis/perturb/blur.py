@@ -18,7 +18,7 @@ from themis.perturb.picture import convolve, places, side
 
 USUAL_SIGMA, USUAL_LENGTH, USUAL_RADIUS = 0.04, 0.1, 0.04
 """Blurs in shares of the shorter side up to which the sizes of kernels are the same whatever the range of theta is."""
-TAIL = 3.5
+KERNEL_DEVIATIONS = 3.5
 """Standard deviations of a Gaussian that its kernel covers: 0.05% lie beyond."""
 SMALL_REACH = 6
 """Radius of a kernel in pixels below which a smaller kernel is not faster."""
@@ -43,7 +43,7 @@ def gaussian_blur(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -
             result = _with_slopes(result, theta, [down + convolve(across.detach(), slope[:, :, None])])
         return result
 
-    return _by_reach(pictures, theta, context, USUAL_SIGMA, lambda sigma: TAIL * unit * sigma, blurred)
+    return _by_reach(pictures, theta, context, USUAL_SIGMA, lambda sigma: KERNEL_DEVIATIONS * unit * sigma, blurred)
 
 
 def motion_blur(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:

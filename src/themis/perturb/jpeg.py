@@ -28,7 +28,7 @@ CHROMA = """
 17 18 24 47 99 99 99 99  18 21 26 66 99 99 99 99  24 26 56 99 99 99 99 99  47 66 99 99 99 99 99 99
 99 99 99 99 99 99 99 99  99 99 99 99 99 99 99 99  99 99 99 99 99 99 99 99  99 99 99 99 99 99 99 99
 """
-LEVEL = [math.sqrt((1 + (k > 0)) / 8) for k in range(8)]
+COSINE_FACTORS = [math.sqrt((1 + (k > 0)) / 8) for k in range(8)]
 """Factors that normalise the cosines of `_dct`."""
 MIDDLE = 128 / 255
 """The value that is subtracted before the transform."""
@@ -73,7 +73,7 @@ def _quantized(planes: Tensor, table: str, coarseness: Tensor) -> Tensor:
     pixels = padded.view(n, n_planes, down, 8, across, 8).permute(5, 3, 0, 1, 2, 4).contiguous()
     waves = torch.stack(_dct(torch.stack(_dct(pixels.unbind(0))).unbind(1)), 1)
     steps = _quantization_steps(table, coarseness)
-    level = planes.new_tensor(LEVEL)
+    level = planes.new_tensor(COSINE_FACTORS)
     level = (level[:, None] * level).view(8, 8, 1, 1, 1, 1)
     waves = _rounded(waves * (level / steps)) * (level * steps)
     pixels = torch.stack(_inverse_dct(torch.stack(_inverse_dct(waves.unbind(1)), 1).unbind(0)))

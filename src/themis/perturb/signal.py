@@ -22,7 +22,7 @@ from themis.perturb.picture import eased
 
 CLEAN_SNR, FADE = 60.0, 10.0
 """Decibels: at this signal-to-noise ratio there is no noise at all, which fades out over the last few."""
-EDGE = 0.2
+FLANK_WIDTH = 0.2
 """Width of the flank of a filter, as a share of its cutoff, and of a gap's, as a share of half its width."""
 MOST_GAPS = 8
 NO_WIDTH = 1e-9
@@ -59,13 +59,13 @@ def clipping(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tens
 def low_pass(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Frequencies above a cutoff removed: a dull sound, or a slow sensor."""
     (cutoff,) = columns(theta, signals)
-    return _filtered(signals, lambda frequency: 1 - eased((frequency / cutoff - 1) / EDGE))
+    return _filtered(signals, lambda frequency: 1 - eased((frequency / cutoff - 1) / FLANK_WIDTH))
 
 
 def high_pass(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Frequencies below a cutoff removed: a thin sound, or a sensor that loses slow changes but not its mean."""
     (cutoff,) = columns(theta, signals)
-    return _filtered(signals, lambda frequency: eased((frequency / (cutoff + NO_WIDTH) - 1) / EDGE + 1))
+    return _filtered(signals, lambda frequency: eased((frequency / (cutoff + NO_WIDTH) - 1) / FLANK_WIDTH + 1))
 
 
 def band_stop(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
@@ -74,7 +74,7 @@ def band_stop(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Ten
 
     def response(frequency: Tensor) -> Tensor:
         half = width / 2
-        return 1 - eased((half - (frequency - centre).abs()) / (EDGE * half + NO_WIDTH))
+        return 1 - eased((half - (frequency - centre).abs()) / (FLANK_WIDTH * half + NO_WIDTH))
 
     return _filtered(signals, response)
 
@@ -98,7 +98,7 @@ def dropouts(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tens
     kept = torch.ones((), dtype=signals.dtype, device=signals.device)
     for k in range(MOST_GAPS):
         half = share / gaps * (gaps - k).clamp(0, 1) / 2
-        kept = kept * (1 - eased((half - (_times(signals) - places[:, k]).abs()) / (EDGE * half + NO_WIDTH)))
+        kept = kept * (1 - eased((half - (_times(signals) - places[:, k]).abs()) / (FLANK_WIDTH * half + NO_WIDTH)))
     return signals - (signals - _mean(signals)) * (1 - kept)
 
 

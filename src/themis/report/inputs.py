@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from themis.runs.store.reader import Reader
     from themis.runs.store.tensors import Tensors
 
-MAX_BYTES = 4 << 20
+MAX_PICTURE_BYTES = 4 << 20
 """Of all pictures together; those of the most telling faults come first."""
 STRIP_SIDE = 4 * MAX_SIDE
 """Pixels of the longer side of the frames of a clip, side by side."""
 MAX_CHANGES = 24
 """Features listed per fault, those that changed most."""
-BATCH = 250
+INPUTS_PER_READ = 250
 """Faults whose inputs are read at once."""
 
 
@@ -68,8 +68,8 @@ def read_inputs(
     clean: dict[int, str] = {}
     disturbed: dict[int, str] = {}
     changes: dict[int, FeatureChanges] = {}
-    for first in range(0, min(len(ids), max_faults), BATCH):
-        batch = slice(first, min(first + BATCH, max_faults))
+    for first in range(0, min(len(ids), max_faults), INPUTS_PER_READ):
+        batch = slice(first, min(first + INPUTS_PER_READ, max_faults))
         stored = run.tensors(ids[batch])
         for id, seed_id in zip(ids[batch], seed_ids[batch], strict=True):
             if id not in stored:
@@ -79,7 +79,7 @@ def read_inputs(
             if is_signal(shape):
                 kind, disturbed[id] = "signals", data_uri(curves(tensors.clean_inputs[0], tensors.inputs[0]))
                 size += len(disturbed[id])
-                if size > MAX_BYTES:
+                if size > MAX_PICTURE_BYTES:
                     break
                 continue
             if not is_picture(shape) and not is_clip(shape):
@@ -95,9 +95,9 @@ def read_inputs(
             if seed_id not in clean:
                 clean[seed_id] = _draw(tensors.clean_inputs, bounds, boxes and boxes[0])
                 size += len(clean[seed_id])
-            if size > MAX_BYTES:
+            if size > MAX_PICTURE_BYTES:
                 break
-        if size > MAX_BYTES:
+        if size > MAX_PICTURE_BYTES:
             break
     return ShownInputs(kind, shape, clean, disturbed, changes)
 

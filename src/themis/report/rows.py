@@ -138,7 +138,7 @@ def rounded(value: float | None) -> float | None:
     return float(f"{value:.5g}")
 
 
-FILE = "shrunk.json"
+SHRUNK_FILE = "shrunk.json"
 MAX_POINTS = 120
 _POINTS = items(number())
 _CURVE = record(
@@ -215,7 +215,7 @@ def _weakest(run: Reader) -> dict[int, float]:
 
 def _read_shrunk(run: Reader) -> dict[str, Any]:
     """What `themis shrink` wrote; empty if it was not run."""
-    path = run.path / FILE
+    path = run.path / SHRUNK_FILE
     try:
         shrunk: dict[str, Any] = check_form(parse_json(read_regular(path, MAX_JSON)), _SHRUNK)
         curve = shrunk.get("robustness")

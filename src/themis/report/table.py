@@ -12,13 +12,13 @@ from themis.text import one_line, own_stream, printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-WIDTH = 100
+TABLE_WIDTH = 100
 """Columns of a terminal that tables use, at most."""
 NONE = "-"
 """Stands for a value that does not exist."""
 NUMERIC = frozenset("0123456789+-<>")
 """How numbers begin in a table."""
-LONGEST = 40
+MAX_CELL = 40
 """Characters of a cell; longer ones are aligned left."""
 
 
@@ -47,7 +47,7 @@ class Table:
         columns = list(zip(*self.rows, strict=True)) or [()] * len(self.columns)
         return [
             index > 0
-            and max(map(len, cells), default=0) <= LONGEST
+            and max(map(len, cells), default=0) <= MAX_CELL
             and (not any(cells) or any(cell[:1] in NUMERIC for cell in cells))
             for index, cells in enumerate(columns)
         ]
@@ -92,7 +92,7 @@ def table_console() -> Console:
     from rich.console import Console
 
     console = Console(file=own_stream(sys.stdout))
-    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    console.width = min(console.width, TABLE_WIDTH) if console.is_terminal else TABLE_WIDTH
     return console
 
 

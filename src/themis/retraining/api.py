@@ -15,10 +15,10 @@ from themis.perturb import Perturbation
 from themis.retraining.batches import show_classes, show_numbers
 from themis.retraining.figure import draw
 from themis.retraining.grading import Loss, name_loss
-from themis.retraining.recipe import FREE, Recipe, RetrainingPlan, task_defaults
+from themis.retraining.recipe import RESUMABLE_OPTIONS, Recipe, RetrainingPlan, task_defaults
 from themis.retraining.result import Retrained, Stage, markdown, verdict
 from themis.retraining.source import Given, open_sources
-from themis.retraining.steps import WEIGHTS, Retraining, run_rounds
+from themis.retraining.steps import WEIGHTS_FILE, Retraining, run_rounds
 from themis.runs.environment import describe_environment
 from themis.runs.run import Run
 from themis.runs.source import Origin
@@ -26,7 +26,7 @@ from themis.runs.trust import Trusted
 from themis.target.fingerprint import hash_seeds
 from themis.text import counted
 
-RESULT, TABLE, FIGURE = "retrain.json", "table.md", "figure.png"
+RESULT_FILE, TABLE_FILE, FIGURE_FILE = "retrain.json", "table.md", "figure.png"
 
 
 def retrain(
@@ -79,7 +79,7 @@ def retrain(
         environment = describe_environment(source.target.device)
         task = (source.oracle, source.parts.search)
         defaults = task_defaults(show_classes(*task), show_numbers(*task))
-        folder.begin(ExperimentPlan(_record(retraining), FREE, defaults), environment)
+        folder.begin(ExperimentPlan(_record(retraining), RESUMABLE_OPTIONS, defaults), environment)
         stages, kept, stop = run_rounds(retraining)
         result = _result(retraining, stages, kept, stop, environment)
         _write(folder, result, command)
@@ -161,7 +161,7 @@ def _result(
         verdict=sentences,
         has_failed=has_failed,
         seeds={"search": len(parts.search), "train": len(parts.train), "judge": len(parts.judge)},
-        weights=retraining.folder.within(WEIGHTS),
+        weights=retraining.folder.within(WEIGHTS_FILE),
         about=_about([run.about for run in source.all]),
         environment=environment,
     )
@@ -172,8 +172,8 @@ def _write(folder: ExperimentFolder, result: Retrained, command: str | None) -> 
         return
     weights = result.stage.model.weights
     assert weights is not None  # there is a folder
-    folder.write_bytes(WEIGHTS, weights.read_bytes())
-    folder.write(RESULT, {"command": command, **result.summary()})
-    folder.write_bytes(TABLE, f"{markdown(result)}\n".encode())
+    folder.write_bytes(WEIGHTS_FILE, weights.read_bytes())
+    folder.write(RESULT_FILE, {"command": command, **result.summary()})
+    folder.write_bytes(TABLE_FILE, f"{markdown(result)}\n".encode())
     with suppress(MissingExtraError):  # without matplotlib there is no figure, but all the rest
-        folder.write_bytes(FIGURE, draw(result))
+        folder.write_bytes(FIGURE_FILE, draw(result))

@@ -14,15 +14,15 @@ from themis.judge.estimate import Estimate
 from themis.retraining.examine import Column, Reading
 from themis.text import percent
 
-FLAT = 1e-9
+MIN_RELATIVE_SPREAD = 1e-9
 """The spread, relative to the mean, below which values count as equal."""
-NORMAL = 1.96
+NORMAL_QUANTILE = 1.96
 """The quantile of the normal distribution for 95%."""
-MENDED = 0.5
+MENDED_SHARE = 0.5
 """The share of old faults that must now be answered correctly for them to count as mended."""
-AS_MANY = 0.9
+AS_MANY_SHARE = 0.9
 """A new campaign that finds at least this share of the earlier number of faults finds about as many."""
-FEW = 10
+MIN_OLD_FAULTS = 10
 """With fewer old faults than this there is no verdict on where they went."""
 
 
@@ -154,7 +154,7 @@ def paired(before: Column, after: Column, scale: float = 1) -> Shift:
 
 def normal_interval(values: Column) -> Estimate | None:
     """The mean of independent values, one per seed, and 1.96 standard errors to either side; None if all agree."""
-    return _interval(values, NORMAL) if len(values) > 1 else None
+    return _interval(values, NORMAL_QUANTILE) if len(values) > 1 else None
 
 
 def t_interval(values: Column) -> Estimate | None:
@@ -169,7 +169,7 @@ def t_interval(values: Column) -> Estimate | None:
 def _interval(values: Column, quantile: float) -> Estimate | None:
     """Values without any variation do not say how much there is: an interval of zero width would claim to know."""
     spread, mean = float(values.std(ddof=1)), float(values.mean())
-    if spread <= FLAT * (1 + abs(mean)):
+    if spread <= MIN_RELATIVE_SPREAD * (1 + abs(mean)):
         return None
     reach = quantile * spread / math.sqrt(len(values))
     return Estimate(mean, mean - reach, mean + reach)
@@ -189,15 +189,15 @@ def combine(over_seeds: Estimate | None, over_runs: Estimate | None) -> Estimate
 
 def fault_verdict(mended: tuple[float, float, float] | None, n_old: int, distinct: Shift | None) -> tuple[str, str]:
     """Whether faults were mended or moved, from the old faults answered correctly and those of a new campaign."""
-    if mended is None or distinct is None or n_old < FEW:
+    if mended is None or distinct is None or n_old < MIN_OLD_FAULTS:
         return "", ""
     text = f"{percent(mended[0])} of {n_old:,} old faults are now answered correctly, and a new campaign finds "
     counts = f"{distinct.after:,.0f} distinct faults after {distinct.before:,.0f} before"
-    if distinct.after < AS_MANY * distinct.before:
+    if distinct.after < AS_MANY_SHARE * distinct.before:
         return "mended", f"{text}{counts}."
     sure = distinct.combined if distinct.over_runs is not None else None
     if sure is not None and sure.high < 0:
         return "mended", f"{text}fewer, {counts}: a small part was mended."
-    if mended[0] >= MENDED:
+    if mended[0] >= MENDED_SHARE:
         return "moved", f"{text}about as many, {counts}: the faults have moved elsewhere."
     return "kept", f"{text}about as many, {counts}: little was mended."

@@ -25,7 +25,7 @@ from themis.target.fingerprint import hash_tensors, hash_text
 from themis.target.ledger import Ledger
 from themis.target.target import Target
 
-FILE = "checkpoint.pt"
+CHECKPOINT_FILE = "checkpoint.pt"
 
 State = dict[str, Any]
 """Plain data and tensors."""
@@ -76,12 +76,12 @@ def save(folder: Path, state: State) -> None:
         folder.mkdir(exist_ok=True)  # not its parents: the folder of the retraining may have been deleted
         content = BytesIO()
         torch.save(state, content)
-        write_file(folder / FILE, content.getvalue())
+        write_file(folder / CHECKPOINT_FILE, content.getvalue())
 
 
 def load(folder: Path, key: str) -> State | None:
     """The state from which a training resumes; None if there is no checkpoint."""
-    path = folder / FILE
+    path = folder / CHECKPOINT_FILE
     try:
         with open_regular(path) as file:
             state: State = torch.load(file, map_location="cpu", weights_only=True)

@@ -27,7 +27,7 @@ N_PRIOR_SEEDS = 100
 """How many seeds that share counts as."""
 MOST_EVIDENCE = 500.0
 """Logarithm of the odds at which nothing is left to decide."""
-ROUNDING = 1e-9
+ROUNDING_ERROR = 1e-9
 
 
 Floats = NDArray[np.float64]
@@ -62,7 +62,7 @@ def choose_point(points: Sequence[FrontierPoint], tolerance: float) -> int:
 
     The first point is the original model, which is always within the tolerance.
     """
-    within = [k for k, point in enumerate(points) if not k or point.lost <= tolerance + ROUNDING]
+    within = [k for k, point in enumerate(points) if not k or point.lost <= tolerance + ROUNDING_ERROR]
     return max(within, key=lambda k: (points[k].disturbed, -points[k].loss))
 
 
@@ -103,7 +103,7 @@ def estimate_losses(shares: Sequence[float], falls: Sequence[Fall]) -> list[floa
     steps = np.flatnonzero(np.diff(at) > 0)
     terms, rises = np.diff(powers, axis=0)[steps], np.diff([mean for mean, _, _ in falls])[steps]
     _, changed, n = falls[-1]
-    per_share = changed / max(shares[-1], ROUNDING)
+    per_share = changed / max(shares[-1], ROUNDING_ERROR)
     variance = (per_share * n + PRIOR_CHANGED_SHARE * N_PRIOR_SEEDS) / (n + N_PRIOR_SEEDS) / n * np.diff(at)[steps]
     likely, log_likely = _posterior(terms, rises, variance, np.array(PRIOR_LOSS), np.array(PRIOR_SPREADS))
     free, log_free = _posterior(terms, rises, variance, np.zeros(2), np.array(WIDE_SPREADS))
@@ -146,7 +146,9 @@ def _join_falls(falls: Sequence[Fall]) -> Fall:
 
 def next_point(points: Sequence[FrontierPoint], chosen: int) -> int | None:
     """The index of the next point that gains more than the chosen one; None if there is none."""
-    better = (k for k in range(chosen + 1, len(points)) if points[k].disturbed > points[chosen].disturbed + ROUNDING)
+    better = (
+        k for k in range(chosen + 1, len(points)) if points[k].disturbed > points[chosen].disturbed + ROUNDING_ERROR
+    )
     return next(better, None)
 
 

@@ -28,7 +28,7 @@ from themis.oracle import (
     Wrong,
     choose_oracle,
 )
-from themis.oracle.classes import LEAST
+from themis.oracle.classes import MIN_PROBABILITY
 from themis.oracle.oracle import are_finite
 from themis.oracle.segmentation import VOID
 from themis.perturb import Perturbation
@@ -159,7 +159,7 @@ def distances(oracle: Changed | Wrong | Regression, outputs: Tensor, old: Tensor
         return losses(oracle, outputs, old)
     logs = [
         (
-            (scores.float().clamp_min(LEAST).log() if oracle.is_probability else scores.float()) / TEMPERATURE
+            (scores.float().clamp_min(MIN_PROBABILITY).log() if oracle.is_probability else scores.float()) / TEMPERATURE
         ).log_softmax(1)
         for scores in (outputs, old)
     ]

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 OPTIMISERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "cosine", "step", "one-cycle")
-WARM_UP = 0.3
+ONE_CYCLE_RISE = 0.3
 """Share of a one-cycle schedule in which the rate rises, starting at `INITIAL_RATE` of its peak."""
 INITIAL_RATE = 0.04
-RATE, RATE_OF_PICTURES = 1e-3, 3e-4
+LEARNING_RATE, PICTURE_LEARNING_RATE = 1e-3, 3e-4
 """The learning rate if labels alone are learnt from, and of pictures of one class each."""
-STEER = 0.5
+STEER_SHARE = 0.5
 """The share of the draws that follows the errors, except for pictures of one number each."""
-CHOOSING = ("tolerance", "share")
+FRONTIER_OPTIONS = ("tolerance", "share")
 """Options that choose a point of the frontier after a training."""
-STEPS = 3
+N_SCHEDULE_LEVELS = 3
 """A step schedule has this many levels, each a tenth of the previous one."""
 
 
@@ -35,8 +35,8 @@ def task_defaults(shows_classes: bool, shows_numbers: bool) -> dict[str, Any]:
     shows_classes, shows_numbers: whether inputs are pictures that show one class, or one number, each.
     """
     return {
-        "learning_rate": RATE_OF_PICTURES if shows_classes else RATE,
-        "steer": 0.0 if shows_numbers else STEER,
+        "learning_rate": PICTURE_LEARNING_RATE if shows_classes else LEARNING_RATE,
+        "steer": 0.0 if shows_numbers else STEER_SHARE,
     }
 
 
@@ -142,7 +142,7 @@ class Recipe:
 
     def of_training(self) -> dict[str, Any]:
         """Plain data of all options that the trained weights depend on, before a share of the way is chosen."""
-        return {name: value for name, value in asdict(self).items() if name not in CHOOSING}
+        return {name: value for name, value in asdict(self).items() if name not in FRONTIER_OPTIONS}
 
     def shortens(self, perturbations: Iterable[Perturbation]) -> bool:
         """Whether attacks take fewer steps in training than in a search; if not, `attack_steps` has no effect."""
@@ -171,9 +171,9 @@ class Recipe:
 
 
 def _one_cycle(done: float) -> float:
-    if done < WARM_UP:
-        return INITIAL_RATE + (1 - INITIAL_RATE) * _half_cosine(1 - done / WARM_UP)
-    return _half_cosine((done - WARM_UP) / (1 - WARM_UP))
+    if done < ONE_CYCLE_RISE:
+        return INITIAL_RATE + (1 - INITIAL_RATE) * _half_cosine(1 - done / ONE_CYCLE_RISE)
+    return _half_cosine((done - ONE_CYCLE_RISE) / (1 - ONE_CYCLE_RISE))
 
 
 def _half_cosine(done: float) -> float:
@@ -184,12 +184,12 @@ def _half_cosine(done: float) -> float:
 _FACTORS = {
     "constant": lambda done: 1.0,
     "cosine": _half_cosine,
-    "step": lambda done: 0.1 ** int(done * STEPS),
+    "step": lambda done: 0.1 ** int(done * N_SCHEDULE_LEVELS),
     "one-cycle": _one_cycle,
 }
 
 
-FREE = (*CHOOSING, "rounds")
+RESUMABLE_OPTIONS = (*FRONTIER_OPTIONS, "rounds")
 """Options that may differ when a retraining is resumed: they change no finished training."""
 
 

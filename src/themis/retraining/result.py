@@ -228,11 +228,11 @@ class Retrained:
         }
 
 
-UNKNOWN = "interval unknown"
+NO_INTERVAL = "interval unknown"
 """Stands for the interval of a difference if all judge seeds and trainings agree."""
-ROUNDING = 5e-6
+EQUAL_SCORES = 5e-6
 """Scores that differ by less are equal: so much is lost in the sums of their means, and no digit shows it."""
-COLUMNS = ("on judge seeds", "before", "after", "difference (95%)", "random seeds")
+OUTCOME_COLUMNS = ("on judge seeds", "before", "after", "difference (95%)", "random seeds")
 
 
 def verdict(outcomes: Sequence[RetrainingOutcome], tolerance: float, chosen: int = 0) -> tuple[tuple[str, ...], bool]:
@@ -285,7 +285,7 @@ def _clean_change(shift: Shift, tolerance: float) -> str:
 def _gain(outcome: RetrainingOutcome) -> str:
     """How the disturbed score changed."""
     shift = outcome.change.disturbed
-    if abs(shift.difference) < ROUNDING:
+    if abs(shift.difference) < EQUAL_SCORES:
         return f"{outcome.name}: the disturbed score is unchanged at {percent(shift.after)}."
     verb = "rose" if shift.difference > 0 else "fell"
     over = shift.combined
@@ -337,7 +337,7 @@ def closing(result: Retrained) -> list[str]:
     place = f" in round {stage.number}" if len(result.stages) > 1 else ""
     sentences = [
         f"After: the mean over {models}; the last column has least and most. Differences are paired by judge seed; "
-        f"their 95% intervals are over {_sources(len(stage.models))}; '{UNKNOWN}' means that all of them agree. "
+        f"their 95% intervals are over {_sources(len(stage.models))}; '{NO_INTERVAL}' means that all of them agree. "
         f"Disturbed: {tests} per seed, the same for every model. The campaigns before and after spend the same number "
         "of passes.",
         f"The returned model is that of random seed {stage.model.random_seed}{place}, epoch {stage.model.best}: the "
@@ -368,7 +368,7 @@ def outcome_table(outcome: RetrainingOutcome) -> Table:
         mean, least, most = change.mended
         spread = _spread(percent(least), percent(most), n_runs)
         rows.append((f"{change.n_old:,} old faults now correct", NONE, percent(mean), NONE, spread))
-    return Table(outcome.name, COLUMNS, rows, [], ("random seeds",))
+    return Table(outcome.name, OUTCOME_COLUMNS, rows, [], ("random seeds",))
 
 
 def frontier_table(result: Retrained) -> Table:
@@ -488,7 +488,7 @@ def _row(name: str, shift: Shift, digits: int | None, n_runs: int) -> tuple[str,
     places = 4 if digits is None else 1
     difference = format_number(scale * shift.difference, places, signed=True)
     ends = () if over is None else (over.low, over.high)
-    interval = "..".join(format_number(scale * end, places, signed=True) for end in ends) or UNKNOWN
+    interval = "..".join(format_number(scale * end, places, signed=True) for end in ends) or NO_INTERVAL
     spread = _spread(text(shift.least), text(shift.most), n_runs)
     return (name, text(shift.before), text(shift.after), f"{difference} ({interval})", spread)
 

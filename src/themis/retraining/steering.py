@@ -14,7 +14,7 @@ from themis.perturb import Perturbation
 
 N_BINS = 5
 """Equal parts of the range of each theta."""
-MEMORY = 0.8
+KEPT_WEIGHT = 0.8
 """The weight of what was measured before, each time that fresh inputs are created."""
 
 
@@ -79,8 +79,8 @@ class Steering:
         }
         for name, place in places.items():
             value = errors[:, None] if name == "theta" else errors
-            self.wrong[name] *= MEMORY
-            self.total[name] *= MEMORY
+            self.wrong[name] *= KEPT_WEIGHT
+            self.total[name] *= KEPT_WEIGHT
             np.add.at(self.wrong[name], place, value)
             np.add.at(self.total[name], place, 1.0)
         self._errors = []

@@ -35,7 +35,7 @@ from themis.target.target import Target
 from themis.text import counted, percent
 from themis.version import __version__
 
-STEPS, WEIGHTS = "steps", "weights.safetensors"
+STEPS_FOLDER, WEIGHTS_FILE = "steps", "weights.safetensors"
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ExaminationStep:
     @property
     def file(self) -> str:
         place = f"{self.round}/model-{self.seed}/after-{self.share:g}" if self.round else "before"
-        return f"{STEPS}/{place}-{self.case}.safetensors"
+        return f"{STEPS_FOLDER}/{place}-{self.case}.safetensors"
 
     def __str__(self) -> str:
         return f"random seed {self.seed} on {self.name}" if self.round else f"the original model on {self.name}"
@@ -70,7 +70,7 @@ class TrainingStep:
 
     @property
     def file(self) -> str:
-        return f"{STEPS}/{self.round}/model-{self.seed}/{WEIGHTS}"
+        return f"{STEPS_FOLDER}/{self.round}/model-{self.seed}/{WEIGHTS_FILE}"
 
     def __str__(self) -> str:
         return f"training with random seed {self.seed}"

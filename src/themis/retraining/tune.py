@@ -43,11 +43,11 @@ from themis.runs.store.tensors import write_weights
 from themis.target.ledger import Ledger, ledger_of, remember
 from themis.target.target import Target
 
-BEST = "best.safetensors"
+BEST_FILE = "best.safetensors"
 """The file of the best weights if a training fails."""
 FOR_DROPOUT = 100
 MOMENTUM = 0.9
-BROKEN = 0.1
+MAX_FIRST_FALL = 0.1
 """If the clean score on the held-out seeds falls by more in the first epoch, the learning rate is too high."""
 LOWER_RATES = (0.1, 0.01)
 """Shares of the learning rate chosen by the task, which are tried in turn while the first epoch breaks the model."""
@@ -239,7 +239,7 @@ class _Training:
         Warns of a broken model, whether or not there is a lower rate.
         """
         before, *epochs = self.history
-        if len(epochs) != 1 or before.clean - epochs[0].clean <= BROKEN:
+        if len(epochs) != 1 or before.clean - epochs[0].clean <= MAX_FIRST_FALL:
             return None
         rate = _rate(self.recipe)
         lower = max((other for other in rates if other < rate), default=None)
@@ -433,5 +433,5 @@ def _failure(error: ModelError, training: _Training, folder: Path | None, ledger
         return ModelError(f"{error}; pass folder=... to keep the best weights found so far")
     put_weights(training.target.module, training.best_weights)
     folder.mkdir(parents=True, exist_ok=True)
-    write_weights(folder / BEST, training.target.module, ledger, {"epoch": str(training.best)})
-    return ModelError(f"{error}; the best weights (epoch {training.best}) are in {folder / BEST}")
+    write_weights(folder / BEST_FILE, training.target.module, ledger, {"epoch": str(training.best)})
+    return ModelError(f"{error}; the best weights (epoch {training.best}) are in {folder / BEST_FILE}")

@@ -131,13 +131,13 @@ class Origin:
 
     def _trust(self) -> Trust:
         """Return the files that may run code: those the user trusts, and those the run trusted if that is permitted."""
-        from themis.target.loaders.trust import MARK, Trust
+        from themis.target.loaders.trust import HASH_MARK, Trust
 
         if self.permission is None:
             return Trust.of(self.trust)
         own = self.permission.own_trust
         recorded = self.trust if self.permission.is_granted else None
-        return Trust.of([*own, *(file for file in recorded or () if file.partition(MARK)[0] not in own)])
+        return Trust.of([*own, *(file for file in recorded or () if file.partition(HASH_MARK)[0] not in own)])
 
     def target(self) -> AnyTarget:
         """Load the target and its weights."""

@@ -203,9 +203,9 @@ def names_code(option: str, value: Any) -> list[str]:
 
 def pickled_files(trust: Iterable[str]) -> list[str]:
     """The files that would be unpickled, in words."""
-    from themis.target.loaders.trust import MARK
+    from themis.target.loaders.trust import HASH_MARK
 
-    return [f"the pickled file {str(file).partition(MARK)[0]!r}" for file in trust]
+    return [f"the pickled file {str(file).partition(HASH_MARK)[0]!r}" for file in trust]
 
 
 def recorded_code(record: dict[str, Any]) -> list[str]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from themis.compute import rng
 from themis.judge.estimate import Estimate
-from themis.judge.risk import TAIL, mean_estimate
+from themis.judge.risk import TAIL_PROBABILITY, mean_estimate
 from themis.measure.calculator import Calculator
 from themis.measure.tests import Ints, Tests
 from themis.suites.definition import SuiteMember
@@ -151,7 +151,7 @@ class SeedValues:
     low: float
     high: float
 
-    def mean(self, tail: float = TAIL) -> Estimate:
+    def mean(self, tail: float = TAIL_PROBABILITY) -> Estimate:
         """Their mean, with Gaffke's limits."""
         width, value = self.high - self.low, float(self.values.mean())
         if width <= 0:

@@ -23,7 +23,7 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 BETTER = 0.2
 """A suspicion is reported if it raises the accuracy by this much, and to at least one half."""
-CLOSE = 0.1
+MIN_ADVANTAGE = 0.1
 """And if no other raises it by this much more: what helps far less than another only looks like the mistake."""
 
 
@@ -208,7 +208,7 @@ def suspect(target: AnyTarget, inputs: Tensor, labels: Tensor) -> list[Suspicion
                 continue
             suspicions.append(Suspicion(what, remedy, _accuracy(answers, labels)))
     best = max((suspicion.accuracy for suspicion in suspicions), default=0.0)
-    least = max(0.5, accuracy + BETTER, best - CLOSE)
+    least = max(0.5, accuracy + BETTER, best - MIN_ADVANTAGE)
     likely = [suspicion for suspicion in suspicions if suspicion.accuracy >= least]
     return sorted(likely, key=lambda suspicion: -suspicion.accuracy)
 

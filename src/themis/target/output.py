@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from themis.errors import ModelError, UsageError
 
-NAMES = ("logits", "out")
+SCORE_ENTRIES = ("logits", "out")
 """Entries that hold the scores by convention: of transformers, and of torchvision's segmentation models."""
 
 Output = Callable[[Any], Tensor] | str | int
@@ -39,7 +39,7 @@ def pick_scores(result: Any, output: Output | None) -> Scores:
     entries = _entries(result)
     if output is not None:
         return _named(entries, output, result)
-    for name in NAMES:
+    for name in SCORE_ENTRIES:
         if name in entries:
             return Scores(entries[name], _describe(name, entries))
     if len(entries) == 1:

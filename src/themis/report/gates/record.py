@@ -15,7 +15,7 @@ from themis.runs.store.files import made_by, write_fresh
 from themis.runs.store.schema import MAX_JSON
 from themis.suites.result import SuiteRun
 
-FILE = "gates.json"
+GATES_FILE = "gates.json"
 _ROW = record({"member": text(), "gate": text(), "has_passed": flag, "text": text(), "remedy": text()})
 _FORM = record(
     {"tests": whole(), "sentence": text(), "max_fault_rate": optional(number()), "rows": items(_ROW)},
@@ -69,12 +69,12 @@ def _write(
     rows.sort(key=lambda row: row.has_passed)
     gates = RecordedGates(sentence, max_fault_rate, rows)
     content = json.dumps({**made_by("gate"), "tests": tests, **asdict(gates)}, indent=2, allow_nan=False)
-    write_fresh(folder / FILE, content.encode(), remedy="remove it")
+    write_fresh(folder / GATES_FILE, content.encode(), remedy="remove it")
 
 
 def read_gates(folder: Path, tests: int) -> RecordedGates | None:
     """The recorded results; None if there are none, or if the run has run more tests since then."""
-    path = folder / FILE
+    path = folder / GATES_FILE
     try:
         plain = check_form(parse_json(read_regular(path, MAX_JSON)), _FORM)
     except FileNotFoundError:

@@ -15,7 +15,7 @@ from pathlib import Path
 from themis.errors import DataError, ModelError
 from themis.target.fingerprint import hash_file
 
-MARK = "@sha256:"
+HASH_MARK = "@sha256:"
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Trust:
     def covers(self, path: Path) -> bool:
         """Return whether the user trusts this file; raise if it has changed since."""
         for file in self.files:
-            name, _, expected = file.partition(MARK)
+            name, _, expected = file.partition(HASH_MARK)
             if os.path.realpath(name) == os.path.realpath(path):
                 if expected and os.path.isfile(path) and hash_file(path) != expected:
                     raise ModelError(
@@ -55,4 +55,4 @@ class Trust:
 
 def _with_hash(name: str, folder: Path) -> str:
     path = folder / name
-    return name if MARK in name or not os.path.isfile(path) else f"{name}{MARK}{hash_file(path)}"
+    return name if HASH_MARK in name or not os.path.isfile(path) else f"{name}{HASH_MARK}{hash_file(path)}"
