@@ -272,7 +272,8 @@ class State:
         self.panel.restore(tree["panel"], device)
         self.shape.restore(tree["shape"], device)
         self.tally.restore(_as_arrays(tree["tally"]), [(round.tests, round.distinct_faults) for round in rounds])
-        policy_state = _as_arrays(tree["policy"])
+        now = self.policy.former_names
+        policy_state = {now.get(name, name): array for name, array in _as_arrays(tree["policy"]).items()}
         if self.policy.state.keys() - policy_state.keys():
             raise StoreError(
                 "cannot resume: this run was created by another version of Themis, whose policy stores other data; "

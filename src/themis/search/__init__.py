@@ -11,7 +11,7 @@ POLICIES: Extensible[type[Policy]] = Extensible(
 )
 MEMBERS = (
     *("init", "propose", "observe", "report", "own_criterion", "objective"),
-    *("needs_gradient", "uses_gradient", "is_guided", "takes_rivals", "rivals"),
+    *("needs_gradient", "uses_gradient", "is_guided", "takes_rivals", "rivals", "former_names"),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -156,6 +157,8 @@ class Policy(Protocol):
     """Whether its tests are also run on other models."""
     rivals: tuple[AnyTarget, ...] = ()
     """Those models."""
+    former_names: Mapping[str, str] = {}
+    """Names of parts of its state in stored runs, and those that they have now."""
     state: State
 
     def init(self, space: Space) -> None:

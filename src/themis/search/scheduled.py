@@ -107,6 +107,16 @@ class Scheduled(Policy):
     """Proposes the tests with the largest chance of a new fault, of the kinds that pay off."""
 
     uses_gradient = True
+    former_names = {  # noqa: RUF012
+        "once": "seen_once",
+        "surprise": "squared_shortfall",
+        "kin": "answer_index",
+        "fallen": "margin_losses",
+        "frail": "answer_faults",
+        "met": "seen_faults",
+        "new": "new_faults",
+        "reach": "corner_scale",
+    }
 
     def init(self, space: Space) -> None:
         self.space = space
