@@ -43,7 +43,7 @@ class Axes(Protocol):
     def value(self, places: Tensor) -> Tensor: ...
 
 
-class Limits(NamedTuple):
+class FeatureLimits(NamedTuple):
     """Features as tensors `[features]`: ranges of raw values, and flags."""
 
     low: Tensor
@@ -207,9 +207,9 @@ class Features:
         """The raw values that lie at places in the inputs."""
         return places if self.axes is None else self.axes.value(places)
 
-    def limits(self, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> Limits:
+    def limits(self, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> FeatureLimits:
         """The features as tensors."""
-        return Limits(self.low.to(device, dtype), self.high.to(device, dtype), *self._flags.to(device))
+        return FeatureLimits(self.low.to(device, dtype), self.high.to(device, dtype), *self._flags.to(device))
 
     @cached_property
     def _flags(self) -> Tensor:

@@ -225,6 +225,7 @@ class Calculator:
         labels = None if self.seeds.labels is None else self.seeds.labels.to(self.device)
         if settles:
             oracle = oracle.settle(outputs, labels)
+            oracle.check(outputs, labels)  # refuses outputs and labels that it cannot compare
         self.clean = Clean(oracle, outputs, oracle.reference(outputs, labels), labels, self.clean.kept)
 
     def locate_clean(self, rows: Tensor, n_tests: int) -> Callable[[Layer], Located]:
