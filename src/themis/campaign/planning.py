@@ -139,7 +139,7 @@ def is_little_left(goal: float | None, recall: float | None, risk: Estimate | No
     return (risk is None or risk.high <= MAX_RISK) and (recall is None or recall >= goal)
 
 
-def stop_reason(
+def stop_reason(  # noqa: C901 (one branch per case)
     settings: Settings,
     rounds: list[Round],
     cost: int,

@@ -49,7 +49,7 @@ Attribute = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """From raw inputs and winning classes to the relevance at the layer `[inputs, ...]` and winning scores `[inputs]`."""
 
 
-def relevance(
+def relevance(  # noqa: C901 (one branch per case)
     target: AnyTarget,
     inputs: Tensor,
     labels: Tensor | None,
