@@ -258,7 +258,8 @@ def refuse_constant(result: GateResult, summary: dict[str, Any]) -> GateResult:
     constant = summary.get("constant")
     if constant is None:
         return result
-    text = f"{result.text}, but {constant}, so that it says nothing"
+    joint = "but" if result.has_passed else "and"
+    text = f"{result.text}, {joint} {constant}, so that it says nothing"
     return replace(result, has_passed=False, text=text, remedy=CONSTANT_REMEDY)
 
 
