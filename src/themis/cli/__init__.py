@@ -10,6 +10,7 @@ needed, so that `--help` is fast. The other modules hold what commands share: `o
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import re
 import sys
@@ -72,6 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = f"themis {words[0]}" if is_command else "themis"
     with terminate_like_interrupt() as received:
         code = _run(name, words)
+    if argv is not None:  # the process goes on
+        gc.unfreeze()
     return 128 + received[-1] if code == INTERRUPTED and received else code
 
 
