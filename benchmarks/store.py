@@ -30,7 +30,7 @@ from searching.arguments import add_quick, complete
 
 import themis
 from themis import Target
-from themis.campaign import api
+from themis.campaign import series
 from themis.cli.demo import make_data, make_model
 from themis.runs.environment import describe_environment
 from themis.runs.store.tensors import NewTensors
@@ -122,7 +122,7 @@ def compare(target: Target, data: object, options: dict[str, Any], repeats: int)
     themis.run(target, data, "gaussian", **{**options, "max_tests": options["max_tests"] // 10})  # warm up
     seconds: dict[bool, list[float]] = {False: [], True: []}
     names = ("create", "note", "add_faults", "flush", "wait", "end", "close")
-    parts: Parts = {"store": [*((Writer, name) for name in names), (api, "describe_tested")]}
+    parts: Parts = {"store": [*((Writer, name) for name in names), (series, "describe_tested")]}
     with timed(parts, torch.device("cpu")) as spent:  # it has nothing to do with the device, which runs the next tests
         for k in range(2 * repeats):
             has_folder = k % 4 in (1, 2)  # neither always goes first
