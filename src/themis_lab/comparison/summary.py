@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from themis.errors import StoreError
 from themis.report.table import NONE, Table, format_count, format_estimate, format_value
 from themis.text import counted, percent, printable
 from themis_lab.comparison.cells import COUNTS
@@ -148,6 +149,11 @@ def summarise(
         shape = (len(complete), len(grid.magnitudes), plan.campaigns)
         counts = {name: _counts(campaigns, name, shape) for name in COUNTS}
         n_seeds = max(record["seeds"] for own in campaigns for record in own)
+        if (n_failing := counts["faults"].shape[-1]) > n_seeds:
+            raise StoreError(
+                f"the campaigns must have faults on at most their {n_seeds:,} seeds, but they name {n_failing:,}: "
+                "remove the cells that were changed to measure them again"
+            )
         weights = Weights.draw(plan.resamples, n_seeds, judged.shape[1], plan.campaigns, plan.random_seed)
         totals = _totals(complete, campaigns, shape, counts, weights)
         is_guided = [own[0]["has_criterion"] for own in campaigns]

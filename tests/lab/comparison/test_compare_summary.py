@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from themis.errors import StoreError
 from themis.report.table import format_count, format_estimate, format_value
 from themis_lab.comparison.figures import draw_correlations, draw_faults
 from themis_lab.comparison.grid import Grid
@@ -103,6 +104,16 @@ def test_every_number_computed_by_hand(plan, counts, errors):
         else:
             mean = np.mean([r[name] for name in ("nc", "kmnc", "idc", "lsa")])
             assert row.r["over_baselines"][0] == pytest.approx(r[row.technique] - mean)
+
+
+def test_a_cell_that_names_another_seed_is_refused(plan, counts, errors):
+    cells = {cell: made_cell(cell, n) for cell, n in counts.items()}
+    changed = next(record for record in cells.values() if record["by_seed"]["seed_id"])
+    changed["by_seed"]["seed_id"][-1] = 3251
+    with pytest.raises(
+        StoreError, match="must have faults on at most their 8 seeds, but they name 9: remove the cells"
+    ):
+        summarise(GRID, errors, errors, plan, cells)
 
 
 def test_without_all_four_baselines_there_is_no_mean_of_them(counts, errors):
