@@ -19,7 +19,7 @@ from themis.runs.display.figure import draw_faults
 CLIPS = torch.rand(3, 5, 3, 16, 20, generator=torch.Generator().manual_seed(0))
 BRIEF = 0.5 * CLIPS[:, :, :1]
 PICTURES = [name for name, each in PERTURBATIONS.items() if each.inputs == "picture"]
-FLICKERING = ("rain", "snow", "low_light")
+FLICKERING = ("rain", "snow", "low_light", "channel_impulse", "snowfall")
 
 
 def strongest(perturbation):
@@ -82,7 +82,7 @@ def test_specifications_are_nested_and_narrowed():
         *("rotate_angle_first", "rotate_angle_last"),
         *("motion_blur_angle_first", "motion_blur_angle_last"),
     ]
-    with pytest.raises(UsageError, match=r"widen its range with over_time\(rotate\(angle=LOW:HIGH\)\), within"):
+    with pytest.raises(UsageError, match="widen its range in the brackets of its name"):
         disturb("over_time(rotate(angle=-5:5))", CLIPS, {"angle_last": 20.0})
     assert own_perturbations("over_time(mine:BAND + fog) + your:ONE") == ["mine:BAND", "your:ONE"]
 

@@ -30,7 +30,7 @@ def test_it_describes_itself(name):
     perturbation = PERTURBATIONS[name]
     assert perturbation.name == name
     assert perturbation.about.endswith("."), "a sentence"
-    assert perturbation.family in ("noise", "weather", "camera", "geometry", "attack", "table", "signal")
+    assert perturbation.family in ("noise", "weather", "camera", "geometry", "attack", "table", "signal", "corruption")
     assert all(each.unit for each in perturbation.theta), "every theta has a unit"
 
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from themis.perturb import jpeg as module
+from themis.perturb import PERTURBATIONS
+from themis.perturb import camera as module
+from themis.perturb.camera import jpeg
 from themis.perturb.context import Context
-from themis.perturb.jpeg import JPEG, jpeg
 from themis.perturb.perturbation import perturb
 
 
@@ -97,7 +98,7 @@ def test_the_steps_follow_the_encoders_formula_and_have_no_kink_at_50():
     assert slope(50.0).abs() > 1e-6
     torch.testing.assert_close(slope(50 - 1e-6), slope(50 + 1e-6), atol=0, rtol=1e-3)
     for quality, scale in ((10.0, 5.0), (25.0, 2.0), (50.0, 1.0), (75.0, 0.5)):
-        steps = module._quantization_steps(module.LUMA, torch.tensor(scale).view(1, 1, 1, 1)) * 255
+        steps = module._quantization_steps(module.LUMA_STEPS, torch.tensor(scale).view(1, 1, 1, 1)) * 255
         percent = 5000 / quality if quality < 50 else 200 - 2 * quality
         assert float(steps[0, 0]) == pytest.approx(min(max(16 * percent / 100, 1), 255))
         assert float(steps[1, 0]) == pytest.approx(min(max(11 * percent / 100, 1), 255)), "second across, first down"
@@ -106,6 +107,6 @@ def test_the_steps_follow_the_encoders_formula_and_have_no_kink_at_50():
 def test_every_memory_layout_gives_the_same_result():
     pictures = torch.rand(3, 3, 17, 30)
     theta, seeds = torch.full((3, 1), 40.0), torch.arange(3)
-    plain = perturb(JPEG[0], pictures, theta, seeds, Context())
-    turned = perturb(JPEG[0], pictures.to(memory_format=torch.channels_last), theta, seeds, Context())
+    plain = perturb(PERTURBATIONS["jpeg"], pictures, theta, seeds, Context())
+    turned = perturb(PERTURBATIONS["jpeg"], pictures.to(memory_format=torch.channels_last), theta, seeds, Context())
     torch.testing.assert_close(turned, plain, atol=1e-5, rtol=0)

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from themis.perturb import Context, perturb
-from themis.perturb.light import LIGHT, LUMA
+from themis.perturb.camera import CAMERA
+from themis.perturb.picture import LUMA
 
-BY_NAME = {each.name: each for each in LIGHT}
+BY_NAME = {each.name: each for each in CAMERA}
 
 
 def lit(name, pictures, *values):

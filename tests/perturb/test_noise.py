@@ -5,11 +5,11 @@ import torch
 
 from themis.compute.rng import Rng
 from themis.perturb import Context, perturb
-from themis.perturb.light import LIGHT
+from themis.perturb.camera import CAMERA
 from themis.perturb.noise import NOISE
 from themis.perturb.perturbation import combine
 
-BY_NAME = {each.name: each for each in (*NOISE, *LIGHT)}
+BY_NAME = {each.name: each for each in (*NOISE, *CAMERA)}
 
 
 def noisy(name, inputs, value, bounds=(0.0, 1.0)):

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 
 from themis.perturb.context import Context
 from themis.perturb.perturbation import perturb
-from themis.perturb.weather import RAIN
+from themis.perturb.weather import WEATHER
 
-BY_NAME = {each.name: each for each in RAIN}
+BY_NAME = {each.name: each for each in WEATHER if each.name in ("rain", "snow", "raindrops")}
 
 
 def fall(name, pictures, seed=0, **theta):

@@ -7,16 +7,14 @@ import torch
 import torch.nn.functional as F
 
 from themis.compute.rng import Rng
+from themis.perturb import PERTURBATIONS
 from themis.perturb.context import Context
 from themis.perturb.perturbation import perturb
-from themis.perturb.sensor import SENSOR
-
-BY_NAME = {each.name: each for each in SENSOR}
 
 
 def disturbed(name, pictures, *theta):
     values = torch.tensor([theta], dtype=pictures.dtype).repeat(len(pictures), 1)
-    return perturb(BY_NAME[name], pictures, values, torch.arange(len(pictures)) * 10**10, Context())
+    return perturb(PERTURBATIONS[name], pictures, values, torch.arange(len(pictures)) * 10**10, Context())
 
 
 def smooth(n=1, size=64, channels=3):
@@ -44,7 +42,7 @@ def test_pixelate_preserves_uniform_areas_and_blocks_below_a_pixel_do_almost_not
 
 def test_the_share_of_dead_pixels_is_as_requested_and_they_stay_dead():
     pictures = torch.full((4, 3, 100, 100), 2.0)  # outside the range of dead pixels
-    apply = BY_NAME["dead_pixels"].apply
+    apply = PERTURBATIONS["dead_pixels"].apply
 
     def dead(share):
         return apply(pictures, torch.full((4, 1), share), Rng(torch.arange(4)), Context()) != 2

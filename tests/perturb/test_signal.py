@@ -8,7 +8,7 @@ import torch
 from themis import Target, UsageError, run
 from themis.perturb import PERTURBATIONS, disturb
 from themis.perturb.perturbation import check_fits
-from themis.runs.display.fault import CLEAN, DISTURBED, curves, is_signal, pictures
+from themis.runs.display.fault import CLEAN_COLOUR, DISTURBED_COLOUR, curves, is_signal, pictures
 from themis.runs.display.figure import draw_faults
 
 WIDE = (-100.0, 100.0)
@@ -103,7 +103,7 @@ def test_drift_is_slow_and_as_large_as_it_says():
         ("drift", (3, 8, 8), "choose another, see themis perturbations"),
         ("drift", (100, 2), "with the channels last: transpose them"),
         ("rotate", (1, 100), "choose one of themis perturbations --family signal"),
-        ("edit", (1, 100), "it has no meaning for other inputs"),
+        ("edit", (1, 100), "or choose another, see themis perturbations"),
     ],
 )
 def test_inputs_of_another_shape_are_refused(name, shape, remedy):
@@ -127,7 +127,7 @@ def test_faults_of_signals_are_drawn_as_curves(tmp_path):
 def test_a_curve_is_grey_where_the_signal_was_and_red_where_it_is():
     clean = torch.zeros(1, 100)
     drawn = curves(clean, clean + 1).reshape(-1, 3).tolist()
-    assert drawn.count(list(CLEAN)) == drawn.count(list(DISTURBED)) == 300
+    assert drawn.count(list(CLEAN_COLOUR)) == drawn.count(list(DISTURBED_COLOUR)) == 300
     assert is_signal((2, 100))
     assert not is_signal((100,))
     assert curves(torch.full((9, 5), torch.nan), torch.rand(9, 5)).shape == (4 * 72, 300, 3)

@@ -1,15 +1,16 @@
 """Perturbations `E(theta)`: each is a named function with a table of its theta."""
 
-from themis.perturb.clips import over_time
+from themis.perturb.augmentation import as_augmentation
 from themis.perturb.context import Context
 from themis.perturb.names import PERTURBATIONS, choose_perturbation, disturb, own_perturbations
-from themis.perturb.perturbation import Perturbation, Theta, columns, perturb
+from themis.perturb.perturbation import Perturbation, Theta, columns, over_time, perturb
 
 __all__ = [
     "PERTURBATIONS",
     "Context",
     "Perturbation",
     "Theta",
+    "as_augmentation",
     "choose_perturbation",
     "columns",
     "disturb",

@@ -13,7 +13,7 @@ from torch import Tensor
 from themis.compute.rng import Rng
 from themis.errors import UsageError
 from themis.perturb.context import Context
-from themis.perturb.perturbation import Perturbation, Theta, column
+from themis.perturb.perturbation import Perturbation, Theta, collector, column
 
 MIN_NORM = 1e-30
 """The smallest number that a norm is divided by."""
@@ -71,6 +71,14 @@ def unit(values: Tensor) -> Tensor:
     return values / norm(values).clamp_min(MIN_NORM)
 
 
+SHARE = "share of the input range"
+ATTACKS: list[Perturbation] = []
+_attack = collector(
+    ATTACKS, theta_is_magnitude=True, needs_gradient=True, is_smooth=False, family="attack", moves=False
+)
+
+
+@_attack(Theta("radius", 0.0, 8 / 255, unit=SHARE, limits=(0, 1)), is_random=False, passes=3, is_smooth=True)
 def fgsm(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Fast gradient sign: one step up the loss, of the same size for every value.
 
@@ -86,6 +94,7 @@ def fgsm(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     return inputs + direction * radius
 
 
+@_attack(Theta("radius", 0.0, 8 / 255, unit=SHARE, limits=(0, 1)), passes=3 * STEPS)
 def pgd(inputs: Tensor, theta: Tensor, rng: Rng, context: Context, steps: int = STEPS) -> Tensor:
     """Projected gradient: ten steps up the loss, of the same size for every value, from a random point in a box."""
     radius, step = read_radius(theta, inputs, context), _step(steps)
@@ -98,6 +107,7 @@ def pgd(inputs: Tensor, theta: Tensor, rng: Rng, context: Context, steps: int = 
     return with_slope(current, inputs, radius, direction, context)
 
 
+@_attack(Theta("radius", 0.0, 1.0, unit="Euclidean norm in input ranges", limits=(0, math.inf)), passes=3 * STEPS)
 def pgd_l2(inputs: Tensor, theta: Tensor, rng: Rng, context: Context, steps: int = STEPS) -> Tensor:
     """Projected gradient in the Euclidean norm: ten steps up the loss, from a random point in a ball.
 
@@ -152,6 +162,7 @@ def checkpoints(steps: int) -> list[int]:
     return [math.ceil(share * steps - 1e-9) for share in shares[:-1]]
 
 
+@_attack(Theta("radius", 0.0, 8 / 255, unit=SHARE, limits=(0, 1)), passes=APGD_PASSES)
 def apgd(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Auto-PGD: twenty steps of gradient ascent with momentum in a box, halved and restarted when the loss stalls.
 
@@ -226,6 +237,11 @@ SLACK = 1e-4
 MIN_STEEPNESS = 1e-12
 
 
+@_attack(
+    Theta("confidence", 0.0, 5.0, unit="the oracle's margin, as a difference of scores", limits=(0, math.inf)),
+    passes=CW_PASSES,
+    has_identity=False,
+)
 def cw(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Carlini and Wagner: the smallest change in the Euclidean norm that causes a fault with this confidence.
 
@@ -315,44 +331,3 @@ def _better(now: _Candidate, kept: _Candidate, aim: Tensor) -> _Candidate:
 
 BRIEF = ((pgd, pgd), (pgd_l2, pgd_l2), (apgd, pgd))
 """Attacks of many steps, each with one that can do with few."""
-SHARE = "share of the input range"
-
-_attack = partial(
-    Perturbation, theta_is_magnitude=True, needs_gradient=True, is_smooth=False, family="attack", moves=False
-)
-
-ATTACKS = (
-    _attack(
-        "fgsm",
-        (Theta("radius", 0.0, 8 / 255, unit=SHARE, limits=(0, 1)),),
-        fgsm,
-        is_random=False,
-        passes=3,
-        is_smooth=True,
-    ),
-    _attack(
-        "pgd",
-        (Theta("radius", 0.0, 8 / 255, unit=SHARE, limits=(0, 1)),),
-        pgd,
-        passes=3 * STEPS,
-    ),
-    _attack(
-        "pgd_l2",
-        (Theta("radius", 0.0, 1.0, unit="Euclidean norm in input ranges", limits=(0, math.inf)),),
-        pgd_l2,
-        passes=3 * STEPS,
-    ),
-    _attack(
-        "apgd",
-        (Theta("radius", 0.0, 8 / 255, unit=SHARE, limits=(0, 1)),),
-        apgd,
-        passes=APGD_PASSES,
-    ),
-    _attack(
-        "cw",
-        (Theta("confidence", 0.0, 5.0, unit="the oracle's margin, as a difference of scores", limits=(0, math.inf)),),
-        cw,
-        passes=CW_PASSES,
-        has_identity=False,
-    ),
-)

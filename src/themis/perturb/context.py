@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from themis.target.target import AnyTarget
 
 NO_GRADIENT = (
-    "the perturbation needs the model's gradient and this target gives none: use one that disturbs only the input, "
-    "such as noise"
+    "the perturbation needs the model's gradient and this target gives none: use square or square_label, attacks that "
+    "only ask the model, or one that disturbs only the input, such as noise"
 )
 
 
@@ -41,6 +41,8 @@ class Context:
     highest: tuple[float, ...] = ()
     """The upper end of the range of each theta; a kernel for all tests of a batch must be large enough for it."""
     passes: int = 0
+    n_tests: int | None = None
+    """How many of the batch are tests, if copies of the last one pad it: they do not count as passes."""
     motion: Motion | None = None
     """How the pictures have moved so far; None if that is not followed, because no answer says where something is."""
     after_motion: Callable[[Motion], tuple[Tensor, Callable[[Tensor], Tensor]]] | None = None
@@ -71,7 +73,7 @@ class Context:
 
         def after_motion(motion: Motion) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
             clean, kept = answers()
-            reference = oracle.reference(*oracle.move(clean, kept, motion))
+            reference = oracle.moved_reference(clean, kept, motion)
             return reference, lambda outputs: oracle.verdict(clean, outputs, kept, motion).margin
 
         return Context(
@@ -95,9 +97,13 @@ class Context:
         """The width of the input range: the unit of noise and of attack radii."""
         return self.bounds[1] - self.bounds[0]
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """The model's scores; 1 pass per test."""
-        self.passes += len(inputs)
+    def counted(self, n: int) -> int:
+        """How many of a batch of `n` count."""
+        return n if self.n_tests is None else min(n, self.n_tests)
+
+    def forward(self, inputs: Tensor, n_counted: int | None = None) -> Tensor:
+        """The model's scores; 1 pass per test, or for the first `n_counted` of a batch of some of the tests."""
+        self.passes += self.counted(len(inputs)) if n_counted is None else n_counted
         return self._target.forward(inputs)
 
     def climb(self, inputs: Tensor, objective: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,7 +115,7 @@ class Context:
             if not values.requires_grad:
                 raise UsageError(NO_GRADIENT)
             (gradient,) = torch.autograd.grad(values.sum(), leaf)
-        self.passes += 3 * len(inputs)
+        self.passes += 3 * self.counted(len(inputs))
         return outputs.detach(), values.detach(), gradient.nan_to_num(0.0)  # a model may return NaN along the way
 
     def losses(self, outputs: Tensor) -> Tensor:
@@ -124,6 +130,12 @@ class Context:
     def loss_gradient(self, inputs: Tensor) -> Tensor:
         """The gradient of the task's loss in the inputs; 3 passes per test."""
         return self.climb_loss(inputs)[2]
+
+    @property
+    def has_side_inputs(self) -> bool:
+        """Whether the model gets other inputs beside those of the tests, a row of them for each."""
+        side_inputs = getattr(self._target, "side_inputs", None)
+        return side_inputs is not None and side_inputs.others is not None
 
     @property
     def _target(self) -> AnyTarget:

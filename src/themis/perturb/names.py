@@ -14,54 +14,44 @@ from torch import Tensor
 
 from themis.errors import DataError, UsageError, nearest
 from themis.perturb.attack import ATTACKS
-from themis.perturb.blur import BLUR
-from themis.perturb.clips import over_time
+from themis.perturb.camera import CAMERA
 from themis.perturb.context import Context
+from themis.perturb.corruption import CORRUPTIONS
+from themis.perturb.distribution import Distribution, read_distribution
 from themis.perturb.geometry import GEOMETRY
-from themis.perturb.jpeg import JPEG
-from themis.perturb.light import LIGHT
 from themis.perturb.noise import NOISE
 from themis.perturb.perturbation import (
     OVER_TIME,
     Perturbation,
     Range,
+    asking,
     check_fits,
     check_gradient,
     combine,
     narrowed,
+    over_time,
     perturb,
 )
-from themis.perturb.sensor import SENSOR
+from themis.perturb.queries import ASKING
 from themis.perturb.signal import SIGNAL
 from themis.perturb.table import TABLE
-from themis.perturb.weather import RAIN, WEATHER
+from themis.perturb.transforms import is_transform, read_transform
+from themis.perturb.weather import WEATHER
 from themis.plugins import Extensible
 
 if TYPE_CHECKING:
     from themis.data.features import Features
     from themis.target.target import AnyTarget
 
-FAMILIES: tuple[tuple[Perturbation, ...], ...] = (
-    NOISE,
-    BLUR,
-    LIGHT,
-    JPEG,
-    SENSOR,
-    RAIN,
-    WEATHER,
-    GEOMETRY,
-    ATTACKS,
-    TABLE,
-    SIGNAL,
-)
-
 PERTURBATIONS: dict[str, Perturbation] = {
-    perturbation.name: perturbation for family in FAMILIES for perturbation in family
+    perturbation.name: perturbation
+    for family in (NOISE, CAMERA, WEATHER, GEOMETRY, CORRUPTIONS, ATTACKS, ASKING, TABLE, SIGNAL)
+    for perturbation in family
 }
 
 ALIASES = {"blur": "gaussian_blur", "noise": "gaussian", "pgd_linf": "pgd", "cw_l2": "cw"}
 """Further names by which some perturbations are known."""
-KNOWN: Extensible[Perturbation] = Extensible(
+ALL_PERTURBATIONS: Extensible[Perturbation] = Extensible(
     "themis.perturbations", PERTURBATIONS | {alias: PERTURBATIONS[name] for alias, name in ALIASES.items()}
 )
 """All names, with those that packages add."""
@@ -75,7 +65,9 @@ def choose_perturbation(
     `imports`: whether modules of the user's own may be imported.
     """
     if isinstance(perturbation, str):
-        perturbation = read_perturbation(perturbation, KNOWN, imports=imports)
+        if not imports and (own := own_perturbations(perturbation)):
+            raise UsageError(f"perturbation must be a known name, got {own[0]!r}: nothing is imported here")
+        perturbation = read_perturbation(perturbation)
     if not isinstance(perturbation, Perturbation):
         raise UsageError(
             "perturbation must be a name, such as 'gaussian' or 'rain + fog', or a Perturbation, got "
@@ -87,13 +79,13 @@ def choose_perturbation(
 PART = re.compile(r"([^()]+)(?:\((.*)\))?", re.DOTALL)
 
 
-def read_perturbation(text: str, known: Mapping[str, Perturbation], *, imports: bool = True) -> Perturbation:
+def read_perturbation(text: str) -> Perturbation:
     """Read names joined by `+`, each optionally with ranges (`LOW:HIGH`) or fixed values of its theta in brackets.
 
-    A name with a colon, `module:perturbation`, is one of the user's own; it is refused if nothing may be imported.
-    `over_time` has a specification in brackets.
+    A name with a colon, `module:perturbation`, is one of the user's own, or a transform of another package with its
+    arguments in brackets. `over_time` has a specification in brackets.
     """
-    parts = [_read_part(name, ranges, known, imports=imports) for name, ranges in _read_names(text)]
+    parts = [_read_part(name, inside or "") for name, inside in _read_names(text)]
     return parts[0] if len(parts) == 1 else combine(*parts)
 
 
@@ -112,7 +104,7 @@ def own_perturbations(text: str) -> list[str]:
 def _read_names(text: str) -> list[tuple[str, str | None]]:
     """Each name with the text in brackets after it."""
     names = []
-    for part in map(str.strip, _split(text, "+")):
+    for part in map(str.strip, split_outside(text, "+")):
         match = PART.fullmatch(part)
         if match is None:
             raise UsageError(
@@ -123,22 +115,33 @@ def _read_names(text: str) -> list[tuple[str, str | None]]:
     return names
 
 
-def _read_part(name: str, ranges: str | None, known: Mapping[str, Perturbation], *, imports: bool) -> Perturbation:
+def _read_part(name: str, inside: str) -> Perturbation:
     if name == OVER_TIME:
-        if ranges is None or not ranges.strip():
+        if not inside.strip():
             raise UsageError(f"{OVER_TIME} must have a perturbation in brackets, got none: write {OVER_TIME}(rotate)")
-        return over_time(read_perturbation(ranges, known, imports=imports))
-    if ":" in name and not imports:
-        raise UsageError(f"perturbation must be a known name, got {name!r}: nothing is imported here")
-    chosen = _load_own(name) if ":" in name else known.get(name)
-    if chosen is None:
-        hint = nearest(name, known).partition("known:")[0]
+        return over_time(read_perturbation(inside))
+    if is_transform(name):
+        return read_transform(name, inside)
+    if ":" not in name and name not in ALL_PERTURBATIONS:
+        hint = nearest(name, ALL_PERTURBATIONS).partition("known:")[0]
         raise UsageError(
             f"perturbation must be a known name or module:name, got {name!r}: {hint}themis perturbations lists them"
         )
-    if ranges is None or not ranges.strip():
+    chosen = _load_own(name) if ":" in name else ALL_PERTURBATIONS[name]
+    if not inside.strip():
         return chosen
-    return narrowed(chosen, dict(_read_range(part, name) for part in _split(ranges, ",")))
+    ranges: dict[str, Range] = {}
+    distributions: dict[str, Distribution] = {}
+    for part in split_outside(inside, ","):
+        theta, tilde, distribution = part.partition("~")
+        if tilde:
+            distributions[theta.partition("=")[0].strip()] = read_distribution(distribution)
+        if not tilde or "=" in theta:
+            ranges.update([_read_range(theta, name)])
+    queries = ranges.pop("queries", None) if chosen.has_queries else None
+    if ranges or distributions:
+        chosen = narrowed(chosen, ranges, distributions)
+    return chosen if queries is None else asking(chosen, queries)
 
 
 def _load_own(name: str) -> Perturbation:
@@ -163,12 +166,13 @@ def _read_range(text: str, name: str) -> tuple[str, Range]:
         ends = []
     if len(ends) not in (1, 2) or not all(map(math.isfinite, ends)) or ends[0] > ends[-1]:
         raise UsageError(
-            f"theta of {name!r} must be NAME=LOW:HIGH, or NAME=VALUE to hold it fixed, got {text.strip()!r}"
+            f"theta of {name!r} must be NAME=LOW:HIGH, NAME=VALUE to hold it fixed, or NAME~DISTRIBUTION, got "
+            f"{text.strip()!r}"
         )
     return theta.strip(), ends[0] if len(ends) == 1 else (ends[0], ends[1])
 
 
-def _split(text: str, separator: str) -> list[str]:
+def split_outside(text: str, separator: str) -> list[str]:
     """`text` split at each `separator` outside of brackets."""
     parts, depth = [""], 0
     for letter in text:
@@ -200,20 +204,23 @@ def disturb(
     perturbation = perturbation.fitted(tuple(inputs.shape[1:]))
     if not inputs.is_floating_point():
         raise UsageError(f"inputs must be floating-point numbers, got {inputs.dtype}: write inputs.float() / 255")
-    values = _theta_columns(perturbation, theta, inputs)
+    values = theta_columns(perturbation, theta, inputs)
     seeds = torch.arange(noise_seed, noise_seed + len(inputs), device=inputs.device)
     if target is None:
         return perturb(perturbation, inputs, values, seeds, Context(bounds, features=features))
+    from themis.oracle import choose_oracle
+
     check_gradient(perturbation, target)
     with target.opened():
-        return perturb(perturbation, inputs, values, seeds, _attack_context(target, inputs, labels, features))
+        with torch.no_grad():
+            clean = target.forward(inputs).float()
+        oracle = choose_oracle(target.oracle).settle(clean, labels)
+        return perturb(perturbation, inputs, values, seeds, Context.of_task(target, oracle, clean, labels, features))
 
 
-def _theta_columns(perturbation: Perturbation, theta: Mapping[str, float | Tensor], inputs: Tensor) -> Tensor:
-    known = [parameter.name for parameter in perturbation.theta]
-    for name in theta:
-        if name not in known:
-            raise UsageError(f"theta {name!r} of {perturbation.name!r} must be one it has: {nearest(name, known)}")
+def theta_columns(perturbation: Perturbation, theta: Mapping[str, float | Tensor], inputs: Tensor) -> Tensor:
+    """Theta `[tests, dimensions]` for some inputs; each is a number or `[tests]`, and its identity if left out."""
+    perturbation.check_names(theta)
     columns = []
     for parameter in perturbation.theta:
         name, low, high = parameter.name, parameter.low, parameter.high
@@ -222,32 +229,13 @@ def _theta_columns(perturbation: Perturbation, theta: Mapping[str, float | Tenso
             raise UsageError(
                 f"theta {name!r} must be a number or one for each of {len(inputs)} inputs, got {list(value.shape)}"
             )
-        outside = value.detach()[(value < np.float32(low)) | (value > np.float32(high))]
-        if len(outside.reshape(-1)):
+        outside = value.detach()[(value < np.float32(low)) | (value > np.float32(high))].reshape(-1)
+        if len(outside):
             lowest, highest = parameter.limits
             raise UsageError(
-                f"theta {name!r} of {perturbation.name!r} must lie in {low:g}..{high:g}, got "
-                f"{float(outside.reshape(-1)[0]):g}: widen its range with {_widened(perturbation, name)}, within "
+                f"theta {name!r} of {perturbation.name!r} must lie in {low:g}..{high:g}, got {float(outside[0]):g}: "
+                f"widen its range in the brackets of its name, as in rain(angle=LOW:HIGH), within "
                 f"{lowest:g}..{highest:g}"
             )
         columns.append(value.expand(len(inputs)))
     return torch.stack(columns, 1)
-
-
-def _widened(perturbation: Perturbation, theta: str) -> str:
-    """How a user widens the range of theta."""
-    plain, bracket, inside = perturbation.name.partition("(")
-    if plain != OVER_TIME:
-        return f"{plain}({theta}=LOW:HIGH)"
-    inner = inside.partition("(")[0].rstrip(")")
-    return f"{plain}{bracket}{inner}({theta.rpartition('_')[0]}=LOW:HIGH))"
-
-
-def _attack_context(target: AnyTarget, inputs: Tensor, labels: Tensor | None, features: Features | None) -> Context:
-    from themis.oracle import choose_oracle
-
-    with torch.no_grad():
-        clean = target.forward(inputs).float()
-    oracle = choose_oracle(target.oracle).settle(clean, labels)
-
-    return Context.of_task(target, oracle, clean, labels, features)

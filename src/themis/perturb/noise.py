@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from themis.compute.rng import Rng
 from themis.perturb.context import Context
-from themis.perturb.perturbation import Perturbation, Theta, column
+from themis.perturb.perturbation import Perturbation, Theta, collector, column
+from themis.perturb.picture import eased
 
 SOFTNESS = 0.1
 """Half the width of the ramp between replaced and unchanged pixels, as a share of the chance to be replaced."""
@@ -18,11 +17,17 @@ DARKEST = 1e-6
 """Signal below which photon noise does not decrease further, so that its slope stays finite; a share of the range."""
 
 
+NOISE: list[Perturbation] = []
+_noise = collector(NOISE, theta_is_magnitude=True, family="noise", moves=False, flickers=True)
+
+
+@_noise(Theta("sigma", 0.0, 0.1, unit="share of the input range", limits=(0, 10)))
 def gaussian(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Independent normal noise on every value."""
     return rng.add_normal(inputs, theta[:, 0] * context.span)
 
 
+@_noise(Theta("sigma", 0.0, 0.15, unit="share of the input range, at white", limits=(0, 1)))
 def shot(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Photon noise on every value: its variance grows with the signal, as when few photons are counted.
 
@@ -33,23 +38,26 @@ def shot(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     return torch.addcmul(inputs, rng.normal(*inputs.shape[1:]) * signal, column(theta, 0, inputs) * context.span)
 
 
+@_noise(Theta("sigma", 0.0, 0.25, unit="share of the signal", limits=(0, 10)))
 def speckle(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Normal noise on every value in proportion to the signal, as with coherent light or radar."""
     grain = _above_black(inputs, context) * rng.normal(*inputs.shape[1:])
     return torch.addcmul(inputs, grain, column(theta, 0, inputs))
 
 
+@_noise(Theta("share", 0.0, 0.1, unit="share of the pixels", limits=(0, 1)))
 def impulse(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Some pixels, or values of inputs that are not pictures, are replaced by random ones."""
-    hit = _hit(rng.uniform(*_pixels(inputs)), column(theta, 0, inputs)).to(inputs.dtype)
+    hit = soft_hits(rng.uniform(*_pixels(inputs)), column(theta, 0, inputs)).to(inputs.dtype)
     replacement = rng.uniform(*inputs.shape[1:]).to(inputs.dtype).mul_(context.span).add_(context.bounds[0])
     return torch.lerp(inputs, replacement, hit)
 
 
+@_noise(Theta("share", 0.0, 0.1, unit="share of the pixels", limits=(0, 1)))
 def salt_and_pepper(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Some pixels, or values of inputs that are not pictures, turn black or white with equal chance."""
     chance = rng.uniform(*_pixels(inputs)).mul_(2).sub_(1)
-    hit = _hit(chance.abs(), column(theta, 0, inputs)).to(inputs.dtype)
+    hit = soft_hits(chance.abs(), column(theta, 0, inputs)).to(inputs.dtype)
     ends = (chance > 0).to(inputs.dtype).mul_(context.span).add_(context.bounds[0])
     return torch.lerp(inputs, ends.expand_as(inputs), hit)
 
@@ -65,42 +73,10 @@ def _pixels(inputs: Tensor) -> tuple[int, ...]:
     return (1, *inputs.shape[2:]) if inputs.ndim == 4 else tuple(inputs.shape[1:])
 
 
-def _hit(chance: Tensor, share: Tensor) -> Tensor:
+def soft_hits(chance: Tensor, share: Tensor) -> Tensor:
     """1 where `chance`, uniform in 0..1, is below `share`, and 0 where it is above.
 
     A smooth ramp between them gives the share its slope. On average exactly this share is hit: none at 0, all at 1.
     """
     half = SOFTNESS * share * (1 - share)
-    ramp = ((share + half - chance) / (2 * half + NO_WIDTH)).clamp(0, 1)
-    return ramp * ramp * (3 - 2 * ramp)
-
-
-_noise = partial(Perturbation, theta_is_magnitude=True, family="noise", moves=False, flickers=True)
-
-NOISE = (
-    _noise(
-        "gaussian",
-        (Theta("sigma", 0.0, 0.1, unit="share of the input range", limits=(0, 10)),),
-        gaussian,
-    ),
-    _noise(
-        "shot",
-        (Theta("sigma", 0.0, 0.15, unit="share of the input range, at white", limits=(0, 1)),),
-        shot,
-    ),
-    _noise(
-        "speckle",
-        (Theta("sigma", 0.0, 0.25, unit="share of the signal", limits=(0, 10)),),
-        speckle,
-    ),
-    _noise(
-        "impulse",
-        (Theta("share", 0.0, 0.1, unit="share of the pixels", limits=(0, 1)),),
-        impulse,
-    ),
-    _noise(
-        "salt_and_pepper",
-        (Theta("share", 0.0, 0.1, unit="share of the pixels", limits=(0, 1)),),
-        salt_and_pepper,
-    ),
-)
+    return eased((share + half - chance) / (2 * half + NO_WIDTH))

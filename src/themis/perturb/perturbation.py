@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial, update_wrapper, wraps
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,21 +16,32 @@ from torch import Tensor
 from themis.compute.rng import Rng
 from themis.errors import ModelError, ThemisError, UsageError, nearest
 from themis.oracle.motion import Motion, MotionStep, Size, Source
-from themis.perturb.context import Context
+from themis.perturb.context import NO_GRADIENT, Context
+from themis.perturb.distribution import Distribution, read_distribution
 
 if TYPE_CHECKING:
     from themis.target.target import AnyTarget
 
-VALUES_AT_ONCE = 1 << 20
+DISTURBED_AT_ONCE = 1 << 20
 """Values of the inputs that a CPU disturbs at a time: 4 MiB, so that intermediate results stay in its caches. Results
 do not depend on it."""
-OTHER_REMEDIES = {
-    1: "for a table, use 'edit' or 'edit_worst'",
-    2: "for signals [channels, samples], choose one of themis perturbations --family signal",
+INPUT_FORMS = {
+    "picture": (3, "pictures [channels, height, width]"),
+    "clip": (4, "clips [frames, channels, height, width]"),
+    "table": (1, "rows of a table [features]"),
+    "signal": (2, "signals [channels, samples]"),
 }
-"""What to use instead of a perturbation of pictures, by the number of dimensions of an input."""
+"""The number of dimensions of an input, and what it is, by `Perturbation.inputs`."""
+SHAPE_REMEDIES = {
+    ("picture", 1): "for a table, use 'edit' or 'edit_worst'",
+    ("picture", 2): "for signals [channels, samples], choose one of themis perturbations --family signal",
+    ("clip", 3): "for inputs without frames, leave over_time out",
+    ("signal", 1): "reshape them to [1, samples]",
+}
+"""What to do with inputs of another number of dimensions."""
 OWN_MODULE = re.compile(r"\bthemis\.(?:[a-z_]+\.)*")
 Apply = Callable[[Tensor, Tensor, Rng, Context], Tensor]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -45,6 +57,8 @@ class Theta:
         limits: The values that mathematics allows, which no range may exceed.
         small: Pixels and a share of the shorter side: in a small picture the default range reaches so many pixels, but
             at most that share. None for a theta whose range is the same for pictures of any size.
+        distribution: How often its values occur where the model is used, such as `"beta(1,8)"`: the uniform stream
+            follows it, while the search has the whole range. By default, all values are equally frequent.
     """
 
     name: str
@@ -54,6 +68,7 @@ class Theta:
     unit: str = ""
     limits: tuple[float, float] = (-math.inf, math.inf)
     small: tuple[float, float] | None = None
+    distribution: Distribution | str | None = None
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
@@ -68,6 +83,10 @@ class Theta:
             raise UsageError(f"theta {self.name!r} must have low < high, got {self.low} twice: give it a range")
         for value in (self.low, self.high):
             self.check(value)
+        if isinstance(self.distribution, str):
+            object.__setattr__(self, "distribution", read_distribution(self.distribution))
+        if isinstance(self.distribution, Distribution):
+            self.distribution.check(self.low, self.high, self.name)
 
     def check(self, value: float) -> None:
         """Raise an error if a value is outside the limits."""
@@ -101,7 +120,8 @@ class Theta:
 
     def as_dict(self) -> dict[str, Any]:
         """The theta as plain data; what applies to small pictures is not part of it, as a run records fitted ranges."""
-        return {name: value for name, value in asdict(self).items() if name != "small"}
+        values = {name: value for name, value in asdict(self).items() if name not in ("small", "distribution")}
+        return values if self.distribution is None else {**values, "distribution": str(self.distribution)}
 
     @property
     def pixels(self) -> str:
@@ -137,6 +157,8 @@ class Perturbation:
         is_combination: Whether it only applies other perturbations, which see to units and motion themselves.
         flickers: Whether its random numbers are new in each frame of a clip, like those of rain, and unlike those of
             drops on the lens.
+        has_queries: Whether its passes are queries of the model whose number can be chosen, as in
+            `square(queries=500)`: `apply` then has a parameter `queries`.
     """
 
     name: str
@@ -155,6 +177,7 @@ class Perturbation:
     moves: Source | Literal[False] | None = None
     is_combination: bool = False
     flickers: bool = False
+    has_queries: bool = False
 
     def __post_init__(self) -> None:
         if not self.theta:
@@ -179,9 +202,10 @@ class Perturbation:
         if not (math.isfinite(magnitude) and magnitude > 0):
             raise UsageError(f"magnitude must be a positive number, got {magnitude}")
         if self.theta_is_magnitude:
-            return replace(self, theta=tuple(replace(theta, high=magnitude) for theta in self.theta), parts=())
-
-        return replace(self, theta=tuple(theta.scaled(magnitude) for theta in self.theta), parts=())
+            theta = tuple(replace(theta, high=magnitude) for theta in self.theta)
+        else:
+            theta = tuple(theta.scaled(magnitude) for theta in self.theta)
+        return replace(self, theta=theta, parts=())
 
     def fitted(self, shape: tuple[int, ...]) -> Perturbation:
         """The same perturbation with its range for inputs `[...]` of this shape, see `Theta.fitted`."""
@@ -199,12 +223,12 @@ class Perturbation:
             return replace(self, theta=tuple(replace(theta, small=None) for theta in self.theta))
         return replace(self, theta=tuple(theta.between(low, high) for theta, (_, low, high) in pairs), parts=())
 
-    def reaching(self, highest: tuple[float, ...]) -> Perturbation:
-        """The same perturbation with ranges that end at these values or beyond."""
-        if all(value <= theta.high for value, theta in zip(highest, self.theta, strict=True)):
-            return self
-        pairs = zip(self.theta, highest, strict=True)
-        return replace(self, theta=tuple(replace(theta, high=max(theta.high, value)) for theta, value in pairs))
+    def check_names(self, names: Iterable[str]) -> None:
+        """Raise an error if it has no theta of one of these names."""
+        known = [theta.name for theta in self.theta]
+        for name in names:
+            if name not in known:
+                raise UsageError(f"theta {name!r} of {self.name!r} must be one it has: {nearest(name, known)}")
 
     @property
     def code(self) -> str:
@@ -216,6 +240,19 @@ class Perturbation:
         return combine(self, other)
 
 
+def collector(perturbations: list[Perturbation], **common: Any) -> Callable[..., Callable[[Function], Function]]:
+    """A decorator, given theta and options, that adds a function as a perturbation; it has the options in `common`."""
+
+    def declare(*theta: Theta, **options: Any) -> Callable[[Function], Function]:
+        def add(apply: Function) -> Function:
+            perturbations.append(Perturbation(apply.__name__, theta, apply, **(common | options)))
+            return apply
+
+        return add
+
+    return declare
+
+
 def is_same_code(name: str, other: str) -> bool:
     """Whether two values of `Perturbation.code` name the same function; those of Themis may move to another module."""
     return OWN_MODULE.sub("", name) == OWN_MODULE.sub("", other)
@@ -223,72 +260,43 @@ def is_same_code(name: str, other: str) -> bool:
 
 def check_fits(perturbation: Perturbation, shape: tuple[int, ...]) -> None:
     """Raise an error if the perturbation cannot disturb inputs of this shape."""
-    name, got = perturbation.name, list(shape)
-    if perturbation.inputs in ("picture", "clip"):
-        if len(shape) == 4:
-            _check_clip(perturbation, shape)
-            shape = shape[1:]
-        elif perturbation.inputs == "clip":
-            raise UsageError(
-                f"{name!r} needs clips [frames, channels, height, width], got inputs {got}: for inputs without frames, "
-                "leave over_time out"
-            )
-        if len(shape) != 3:
-            remedy = OTHER_REMEDIES.get(len(shape), "reshape them")
-            raise UsageError(f"{name!r} needs pictures [channels, height, width], got inputs {got}: {remedy}")
-        if shape[0] > 4 and shape[2] <= 4:
-            raise UsageError(
-                f"{name!r} needs pictures [channels, height, width], got {got} with the channels last: permute them, "
-                "or pass --channels last (channels='last') if the model expects them so"
-            )
-        if perturbation.channels not in (None, shape[0]):
-            raise UsageError(
-                f"{name!r} needs pictures with {perturbation.channels} channels, got {shape[0]} in {got}: choose "
-                "another one, see themis perturbations"
-            )
-    elif perturbation.inputs == "table" and len(shape) != 1:
+    kind, got = perturbation.inputs, list(shape)
+    if kind == "any":
+        return
+    n, form = INPUT_FORMS[kind]
+    is_clip = len(shape) == 4 and kind in ("picture", "clip")
+    if len(shape) != n and not is_clip:
+        remedy = SHAPE_REMEDIES.get((kind, len(shape)), "reshape them, or choose another, see themis perturbations")
+        raise UsageError(f"{perturbation.name!r} needs {form}, got inputs {got}: {remedy}")
+    if kind == "table":
+        return
+    channels = shape[1] if is_clip else shape[0]
+    if channels > 4 and shape[-1] <= 4:
+        remedy = "transpose them" if kind == "signal" else "permute them"
+        if not is_clip and kind != "signal":
+            remedy += ", or pass --channels last (channels='last') if the model expects them so"
+        raise UsageError(f"{perturbation.name!r} needs {form}, got {got} with the channels last: {remedy}")
+    if is_clip and channels > 4:
         raise UsageError(
-            f"{name!r} needs rows of a table [features], got inputs {got}: it has no meaning for other inputs, choose "
-            "another, see themis perturbations"
+            f"{perturbation.name!r} needs {INPUT_FORMS['clip'][1]}, got {got} with the channels before the frames: "
+            "permute them, and permute them back for the model with preprocess=lambda clips: clips.transpose(1, 2)"
         )
-    elif perturbation.inputs == "signal":
-        if len(shape) != 2:
-            remedy = "reshape them to [1, samples]" if len(shape) == 1 else "choose another, see themis perturbations"
-            raise UsageError(f"{name!r} needs signals [channels, samples], got inputs {got}: {remedy}")
-        if shape[0] > 4 and shape[1] <= 4:
-            raise UsageError(
-                f"{name!r} needs signals [channels, samples], got {got} with the channels last: transpose them"
-            )
-
-
-def _check_clip(perturbation: Perturbation, shape: tuple[int, ...]) -> None:
-    name, got = perturbation.name, list(shape)
-    if shape[1] > 4:
-        fault = "last" if shape[3] <= 4 else "before the frames"
-        remedy = "permute them"
-        if shape[0] <= 4:
-            remedy += ", and permute them back for the model with preprocess=lambda clips: clips.transpose(1, 2)"
+    if perturbation.channels not in (None, channels):
         raise UsageError(
-            f"{name!r} needs clips [frames, channels, height, width], got {got} with the channels {fault}: {remedy}"
-        )
-    if perturbation.needs_gradient and perturbation.inputs == "picture":
-        raise UsageError(
-            f"{name!r} needs the model's gradient for single pictures, got clips {got}: use an attack for any inputs"
+            f"{perturbation.name!r} needs pictures with {perturbation.channels} channels, got {channels} in {got}: "
+            "choose another one, see themis perturbations"
         )
 
 
 def check_gradient(perturbation: Perturbation, target: AnyTarget) -> None:
     """Raise an error for an attack on a target that has no gradient, before anything runs."""
     if perturbation.needs_gradient and not target.has_gradient:
-        raise UsageError(
-            f"perturbation {perturbation.name!r} needs the model's gradient and this target gives none: use one "
-            "that disturbs only the input, such as noise"
-        )
+        raise UsageError(f"perturbation {perturbation.name!r} must fit the target: {NO_GRADIENT}")
 
 
 def perturb(perturbation: Perturbation, inputs: Tensor, theta: Tensor, noise_seed: Tensor, context: Context) -> Tensor:
     """The inputs of tests: `inputs` disturbed at `theta` and clipped to the bounds."""
-    size = max(1, VALUES_AT_ONCE * len(inputs) // max(inputs.numel(), 1))
+    size = max(1, DISTURBED_AT_ONCE * len(inputs) // max(inputs.numel(), 1))
     if context.motion is not None:
         context.motion = Motion()
     if inputs.device.type != "cpu" or perturbation.passes or size >= len(inputs):
@@ -297,7 +305,8 @@ def perturb(perturbation: Perturbation, inputs: Tensor, theta: Tensor, noise_see
     for first in range(0, len(inputs), size):
         rows = slice(first, first + size)
         reference = None if context.reference is None else context.reference[rows]
-        part = replace(context, reference=reference, passes=0)
+        n_tests = context.counted(first + size) - context.counted(first)
+        part = replace(context, reference=reference, passes=0, n_tests=n_tests)
         parts.append(apply_inside(perturbation, inputs[rows], theta[rows], Rng(noise_seed[rows]), part))
         context.passes += part.passes
         motions += [] if part.motion is None else [part.motion]
@@ -306,10 +315,21 @@ def perturb(perturbation: Perturbation, inputs: Tensor, theta: Tensor, noise_see
     return torch.cat(parts)
 
 
-def apply_inside(perturbation: Perturbation, inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """The disturbed inputs, in the same unit and type and within the bounds."""
+def apply_inside(
+    perturbation: Perturbation,
+    inputs: Tensor,
+    theta: Tensor,
+    rng: Rng,
+    context: Context,
+    highest: tuple[float, ...] = (),
+) -> Tensor:
+    """The disturbed inputs, in the same unit and type and within the bounds.
+
+    highest: the upper end of the range of each theta, if it is not that of the perturbation.
+    """
     if perturbation.inputs == "picture" and inputs.ndim == 5 and not perturbation.is_combination:
-        return apply_to_frames(perturbation, inputs, theta[:, None].expand(-1, inputs.shape[1], -1), rng, context)
+        by_frame = theta[:, None].expand(-1, inputs.shape[1], -1)
+        return apply_to_frames(perturbation, inputs, by_frame, rng, context, highest)
     low, high = context.bounds
     is_scaled = perturbation.inputs == "picture" and (low, high) != (0.0, 1.0) and not perturbation.is_combination
     passed = inputs.float() if inputs.dtype in (torch.float16, torch.bfloat16) else inputs
@@ -318,7 +338,7 @@ def apply_inside(perturbation: Perturbation, inputs: Tensor, theta: Tensor, rng:
     if context.motion is not None and (perturbation.passes or perturbation.needs_gradient):
         context.follow_motion()
     drawn = rng.drawn
-    context.highest = tuple(theta.high for theta in perturbation.theta)
+    context.highest = highest or tuple(theta.high for theta in perturbation.theta)
     disturbed = _applied(perturbation, passed, theta, rng, context)
     if context.motion is not None and not perturbation.is_combination:
         context.motion = _motion_after(perturbation, context.motion, inputs, theta, rng, drawn)
@@ -327,18 +347,22 @@ def apply_inside(perturbation: Perturbation, inputs: Tensor, theta: Tensor, rng:
             f"perturbation {perturbation.name!r} must not change its inputs in place, but it did: "
             "write inputs + change, not inputs.add_(change)"
         )
-    if disturbed.shape != inputs.shape:
-        raise ModelError(
-            f"perturbation {perturbation.name!r} must keep the shape {list(inputs.shape)}, got {list(disturbed.shape)}"
-        )
     if is_scaled:
         disturbed = disturbed * context.span + low
-    if disturbed.requires_grad or not disturbed.is_contiguous() or _share_memory(disturbed, inputs):
+    shares_memory = disturbed.untyped_storage().data_ptr() == inputs.untyped_storage().data_ptr()
+    if disturbed.requires_grad or not disturbed.is_contiguous() or shares_memory:
         return disturbed.clamp(low, high).to(inputs.dtype)
     return disturbed.clamp_(low, high).to(inputs.dtype)  # saves one copy of the pictures
 
 
-def apply_to_frames(perturbation: Perturbation, clips: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+def apply_to_frames(
+    perturbation: Perturbation,
+    clips: Tensor,
+    theta: Tensor,
+    rng: Rng,
+    context: Context,
+    highest: tuple[float, ...] = (),
+) -> Tensor:
     """Clips `[tests, frames, channels, height, width]`, each frame disturbed at its theta `[tests, frames, ...]`."""
     if context.motion is not None and perturbation.moves is not False:
         raise UsageError(
@@ -346,8 +370,8 @@ def apply_to_frames(perturbation: Perturbation, clips: Tensor, theta: Tensor, rn
             "supported for pictures, not for clips"
         )
     by_frame = rng.by_frame(clips.shape[1], is_new=perturbation.flickers)
-    frames = apply_inside(perturbation, clips.flatten(0, 1), theta.flatten(0, 1), by_frame, context)
-    rng.skip_to(by_frame.drawn)
+    frames = apply_inside(perturbation, clips.flatten(0, 1), theta.flatten(0, 1), by_frame, context, highest)
+    rng.drawn = by_frame.drawn
     return frames.view(clips.shape)
 
 
@@ -381,21 +405,14 @@ def _applied(perturbation: Perturbation, inputs: Tensor, theta: Tensor, rng: Rng
             f"perturbation {perturbation.name!r} raised {type(error).__name__} on inputs {list(inputs.shape)} with "
             f"theta {list(theta.shape)}: {error}; correct its function {perturbation.code}"
         ) from error
-    if not isinstance(disturbed, Tensor):
+    is_tensor = isinstance(disturbed, Tensor)
+    if not is_tensor or not disturbed.is_floating_point() or disturbed.shape != inputs.shape:
+        got = f"{disturbed.dtype} {list(disturbed.shape)}" if is_tensor else type(disturbed).__name__
         raise ModelError(
-            f"perturbation {perturbation.name!r} must return a tensor, got {type(disturbed).__name__}: return the "
-            "disturbed inputs"
-        )
-    if not disturbed.is_floating_point():
-        raise ModelError(
-            f"perturbation {perturbation.name!r} must return floating-point numbers, got {disturbed.dtype}: return the "
-            "disturbed inputs in the unit of the inputs"
+            f"perturbation {perturbation.name!r} must return a floating-point tensor {list(inputs.shape)}, got {got}: "
+            "return the disturbed inputs, in the unit of the inputs"
         )
     return disturbed
-
-
-def _share_memory(a: Tensor, b: Tensor) -> bool:
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
 def column(theta: Tensor, k: int, inputs: Tensor) -> Tensor:
@@ -435,8 +452,8 @@ def combine(*parts: Perturbation) -> Perturbation:
     def apply(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
         first, highest = 0, context.highest
         for part, size in zip(parts, sizes, strict=True):
-            wide = part.reaching(highest[first : first + size])
-            inputs = apply_inside(wide, inputs, theta[:, first : first + size], rng, context)
+            own = slice(first, first + size)
+            inputs = apply_inside(part, inputs, theta[:, own], rng, context, highest[own])
             first += size
         return inputs
 
@@ -464,7 +481,8 @@ def _all_theta(parts: tuple[Perturbation, ...]) -> list[Theta]:
     n_prefixes: Counter[str] = Counter()
     named = []
     for part in parts:
-        prefix = _identifier(part.name)
+        plain = part.name.removeprefix(f"{OVER_TIME}(").removesuffix(")").partition("(")[0].rpartition(":")[2]
+        prefix = re.sub(r"\W", "_", plain.replace(" ", "")).lstrip("0123456789") or "part"
         n_prefixes[prefix] += 1
         prefix += f"_{n_prefixes[prefix]}" if n_prefixes[prefix] > 1 else ""
         for theta in part.theta:
@@ -472,19 +490,15 @@ def _all_theta(parts: tuple[Perturbation, ...]) -> list[Theta]:
     return named
 
 
-def _identifier(name: str) -> str:
-    plain = name.removeprefix(f"{OVER_TIME}(").removesuffix(")").partition("(")[0].rpartition(":")[2]
-    return (
-        "".join(letter if letter.isalnum() else "_" for letter in plain if letter != " ").lstrip("0123456789") or "part"
-    )
-
-
-def narrowed(perturbation: Perturbation, ranges: Mapping[str, Range]) -> Perturbation:
-    """The same perturbation with some theta restricted to a range or held at a value; its name says so."""
-    known = [theta.name for theta in perturbation.theta]
-    for name in ranges:
-        if name not in known:
-            raise UsageError(f"theta {name!r} of {perturbation.name!r} must be one it has: {nearest(name, known)}")
+def narrowed(
+    perturbation: Perturbation, ranges: Mapping[str, Range], distributions: Mapping[str, Distribution] | None = None
+) -> Perturbation:
+    """The same perturbation with some theta restricted to a range, held at a value or distributed; its name says so."""
+    distributions = distributions or {}
+    perturbation.check_names((*ranges, *distributions))
+    for name in distributions:
+        if not isinstance(ranges.get(name, ()), tuple):
+            raise UsageError(f"theta {name!r} of {perturbation.name!r} must be held fixed or distributed, got both")
     free, held = [], {}
     for k, theta in enumerate(perturbation.theta):
         range_or_value = ranges.get(theta.name)
@@ -502,51 +516,93 @@ def narrowed(perturbation: Perturbation, ranges: Mapping[str, Range]) -> Perturb
             f"{perturbation.name!r} must keep a theta to search, but all are held fixed: give one a range, such as "
             f"{first.name}={_format_range((low, high))}"
         )
-    options = ", ".join(f"{name}={_format_range(value)}" for name, value in ranges.items())
-    name = f"{perturbation.name}({options})" if ranges else perturbation.name
-    is_magnitude = perturbation.theta_is_magnitude and not ranges
-    changed = replace(perturbation, name=name, theta=tuple(free), theta_is_magnitude=is_magnitude, parts=())
-    if not held:
-        return changed
-    return replace(changed, apply=_with_held(perturbation, held), moves=_moves_with_held(perturbation, held))
+    texts = {name: f"={_format_range(value)}" for name, value in ranges.items()}
+    for theta_name, distribution in distributions.items():
+        texts[theta_name] = f"{texts.get(theta_name, '')}~{distribution}"
+    free = [replace(theta, distribution=distributions.get(theta.name, theta.distribution)) for theta in free]
+    options = ", ".join(theta_name + text for theta_name, text in texts.items())
+    name = f"{perturbation.name}({options})" if options else perturbation.name
+    is_magnitude = perturbation.theta_is_magnitude and not options
+    base = _holding(perturbation, held) if held else perturbation
+    return replace(base, name=name, theta=tuple(free), theta_is_magnitude=is_magnitude, parts=())
+
+
+def asking(perturbation: Perturbation, queries: Range) -> Perturbation:
+    """The same attack with so many queries per test; its name says so."""
+    if isinstance(queries, tuple) or queries != int(queries) or queries < 1:
+        raise UsageError(
+            f"queries of {perturbation.name!r} must be a whole number of at least 1, got {_format_range(queries)}: "
+            "write for instance square(queries=500)"
+        )
+    n, (name, _, options) = int(queries), perturbation.name.partition("(")
+    function: Callable[..., Tensor] = perturbation.apply
+    apply = update_wrapper(partial(function, queries=n), function)
+    return replace(perturbation, name=f"{name}(queries={n}{', ' + options if options else ')'}", apply=apply, passes=n)
 
 
 def _format_range(value: Range) -> str:
-    return ":".join(map(_format_number, value)) if isinstance(value, tuple) else _format_number(value)
+    """The shortest text that is read as the same numbers."""
+    ends = value if isinstance(value, tuple) else (value,)
+    return ":".join(f"{end:g}" if float(f"{end:g}") == end else repr(float(end)) for end in ends)
 
 
-def _format_number(value: float) -> str:
-    """The shortest text that is read as the same number."""
-    short = f"{value:g}"
-    return short if float(short) == value else repr(float(value))
+def _holding(perturbation: Perturbation, held: Mapping[int, float]) -> Perturbation:
+    """The same perturbation with some theta, by number, held at a value: its functions get only the others."""
+    n, source = len(perturbation.theta), perturbation.moves
 
+    def complete(theta: Tensor) -> Tensor:
+        free = iter(theta.unbind(1))
+        return torch.stack([theta.new_full((len(theta),), held[k]) if k in held else next(free) for k in range(n)], 1)
 
-def _with_held(perturbation: Perturbation, held: Mapping[int, float]) -> Callable[..., Tensor]:
+    @wraps(perturbation.apply)
     def apply(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
         free = iter(context.highest)
-        context.highest = tuple(held[k] if k in held else next(free) for k in range(len(perturbation.theta)))
-        return perturbation.apply(inputs, _all_columns(perturbation, theta, held), rng, context)
+        context.highest = tuple(held[k] if k in held else next(free) for k in range(n))
+        return perturbation.apply(inputs, complete(theta), rng, context)
 
-    apply.__doc__, apply.__module__ = perturbation.apply.__doc__, perturbation.apply.__module__
-    apply.__qualname__ = perturbation.apply.__qualname__
-    return apply
+    if not source:
+        return replace(perturbation, apply=apply)
 
+    def moves(x: Tensor, y: Tensor, theta: Tensor, rng: Rng, size: Size) -> tuple[Tensor, Tensor]:
+        return source(x, y, complete(theta), rng, size)
 
-def _moves_with_held(perturbation: Perturbation, held: Mapping[int, float]) -> Source | Literal[False] | None:
-    source = perturbation.moves
-    if source is False or source is None:
-        return source
-
-    def held_source(x: Tensor, y: Tensor, theta: Tensor, rng: Rng, size: Size) -> tuple[Tensor, Tensor]:
-        return source(x, y, _all_columns(perturbation, theta, held), rng, size)
-
-    return held_source
+    return replace(perturbation, apply=apply, moves=moves)
 
 
-def _all_columns(perturbation: Perturbation, theta: Tensor, held: Mapping[int, float]) -> Tensor:
-    """Theta with the columns of the values that are held."""
-    free = iter(theta.unbind(1))
-    columns = [
-        theta.new_full((len(theta),), held[k]) if k in held else next(free) for k in range(len(perturbation.theta))
-    ]
-    return torch.stack(columns, 1)
+def over_time(perturbation: Perturbation) -> Perturbation:
+    """The perturbation with two values of each theta, for the first and for the last frame; between, it is linear.
+
+    Without it, a perturbation of pictures disturbs every frame of a clip with the same theta.
+    """
+    if perturbation.parts:
+        return combine(*map(over_time, perturbation.parts))
+    name, size = perturbation.name, len(perturbation.theta)
+    if perturbation.inputs not in ("any", "picture"):
+        raise UsageError(
+            f"{OVER_TIME} needs a perturbation of pictures, got {name!r}, which disturbs a {perturbation.inputs}: "
+            "choose another, see themis perturbations"
+        )
+    if perturbation.passes or perturbation.needs_gradient:
+        raise UsageError(
+            f"{OVER_TIME} needs a perturbation that disturbs one frame at a time, got {name!r}, which asks the model "
+            "about the whole clip: use it without over_time, as it changes every frame differently anyway"
+        )
+    if perturbation.is_combination:
+        raise UsageError(f"{OVER_TIME} must be applied to {name!r} before its range is changed: call .at() afterwards")
+
+    def apply(clips: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+        share = torch.linspace(0, 1, clips.shape[1], dtype=theta.dtype, device=theta.device)[:, None]
+        by_frame = torch.lerp(theta[:, None, :size], theta[:, None, size:], share)
+        highest = tuple(map(max, context.highest[:size], context.highest[size:]))
+        return apply_to_frames(perturbation, clips, by_frame, rng, context, highest)
+
+    def at(end: str) -> list[Theta]:
+        return [
+            replace(theta, name=f"{theta.name}_{end}", unit=f"{theta.unit}, in the {end} frame".removeprefix(", "))
+            for theta in perturbation.theta
+        ]
+
+    apply.__qualname__ = f"{OVER_TIME}({perturbation.code})"
+    apply.__doc__ = f"{perturbation.about.rstrip('.')}; it changes steadily from the first frame to the last."
+    theta = (*at("first"), *at("last"))
+    return replace(perturbation, name=f"{OVER_TIME}({name})", theta=theta, apply=apply, inputs="clip", parts=())

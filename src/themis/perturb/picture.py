@@ -7,12 +7,16 @@ depend on theta.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from themis.compute.rng import Rng
 
+LUMA = (0.299, 0.587, 0.114)
+"""The shares of red, green and blue in the brightness of a colour."""
 LATTICE = 16
 """Side of the lattice of random numbers of one octave of a field; beyond it the field is mirrored."""
 
@@ -34,17 +38,44 @@ def places(pictures: Tensor) -> tuple[Tensor, Tensor]:
     return x.view(1, 1, 1, -1), y.view(1, 1, -1, 1)
 
 
+def weighted_sum(pictures: Tensor, weights: Sequence[float]) -> Tensor:
+    """The weighted sum of the channels, `[tests, 1, height, width]`."""
+    total = pictures[:, :1] * weights[0]
+    for k in range(1, len(weights)):
+        total = total + pictures[:, k : k + 1] * weights[k]
+    return total
+
+
 def warp(pictures: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """The pictures sampled at the positions `x` and `y` (`[tests, 1, height, width]`, in the units of `places`).
 
     Values between pixels are interpolated linearly; beyond the edges the picture is mirrored.
     """
-    height, width = pictures.shape[2:]
-    unit = side(pictures)
-    shape = (len(pictures), height, width)
-    across, down = (x * (2 * unit / width))[:, 0], (y * (2 * unit / height))[:, 0]
-    grid = torch.stack([across.expand(shape), down.expand(shape)], -1)
-    return F.grid_sample(pictures, grid.to(pictures.dtype), "bilinear", "reflection", align_corners=False)
+    return _sampled(pictures, _grid(x, y, *_size(pictures)))
+
+
+def warp_lines(pictures: Tensor, columns: tuple[Tensor, Tensor], rows: tuple[Tensor, Tensor]) -> Tensor:
+    """Like `warp`, for positions that are the sum of a part per column and a part per row, which is faster.
+
+    columns: x and y `[tests, 1, 1, width]`. rows: x and y `[tests, 1, height, 1]`.
+    """
+    return _sampled(pictures, _grid(*columns, *_size(pictures)) + _grid(*rows, *_size(pictures)))
+
+
+def _size(pictures: Tensor) -> tuple[float, float]:
+    """Width and height, in shares of the shorter side."""
+    return pictures.shape[3] / side(pictures), pictures.shape[2] / side(pictures)
+
+
+def _grid(x: Tensor, y: Tensor, width: Tensor | float, height: Tensor | float) -> Tensor:
+    """Positions `[tests, 1, rows, columns]` on a sheet of this size as `grid_sample` has them."""
+    across, down = (x * (2 / width))[:, 0], (y * (2 / height))[:, 0]
+    shape = tuple(map(max, across.shape, down.shape))
+    return torch.stack([across.expand(shape), down.expand(shape)], -1)
+
+
+def _sampled(sheet: Tensor, grid: Tensor) -> Tensor:
+    return F.grid_sample(sheet, grid.to(sheet.dtype), "bilinear", "reflection", align_corners=False)
 
 
 def convolve(pictures: Tensor, kernel: Tensor) -> Tensor:
@@ -66,40 +97,19 @@ def field(pictures: Tensor, rng: Rng, scale: Tensor, octaves: int = 4, roughness
     and multiplies their amplitude by `roughness`.
     """
     x, y = places(pictures)
-    shape = (len(pictures), *pictures.shape[2:])
     total = torch.zeros((), dtype=pictures.dtype, device=pictures.device)
     amplitudes = [roughness**k for k in range(octaves)]
     for k, amplitude in enumerate(amplitudes):
         lattice = rng.uniform(1, LATTICE, LATTICE).to(pictures.dtype)
-        across, down = (_smoothed(axis * 2**k / scale)[:, 0].expand(shape) for axis in (x, y))
-        grid = torch.stack([across, down], -1)
-        total = total + amplitude / sum(amplitudes) * F.grid_sample(
-            lattice, grid * (2 / LATTICE), "bilinear", "reflection", align_corners=False
-        )
+        grid = _grid(_smoothed(x * 2**k / scale), _smoothed(y * 2**k / scale), LATTICE, LATTICE)
+        total = total + amplitude / sum(amplitudes) * _sampled(lattice, grid)
     return total
 
 
 def _smoothed(u: Tensor) -> Tensor:
     """Positions between lattice points, pulled towards them so that linear interpolation becomes smooth."""
     whole = (u - 0.5).floor() + 0.5
-    part = u - whole
-    return whole + part * part * (3 - 2 * part)
-
-
-def warp_lines(pictures: Tensor, columns: tuple[Tensor, Tensor], rows: tuple[Tensor, Tensor]) -> Tensor:
-    """Like `warp`, for positions that are the sum of a part per column and a part per row, which is faster.
-
-    columns: x and y `[tests, 1, 1, width]`. rows: x and y `[tests, 1, height, 1]`.
-    """
-    height, width = pictures.shape[2:]
-    unit = side(pictures)
-
-    def part(x: Tensor, y: Tensor, *shape: int) -> Tensor:
-        scaled = (x * (2 * unit / width))[:, 0], (y * (2 * unit / height))[:, 0]
-        return torch.stack([axis.expand(len(pictures), *shape) for axis in scaled], -1)
-
-    grid = part(*columns, 1, width) + part(*rows, height, 1)
-    return F.grid_sample(pictures, grid.to(pictures.dtype), "bilinear", "reflection", align_corners=False)
+    return whole + eased(u - whole)
 
 
 def halved(pictures: Tensor) -> Tensor:
@@ -134,7 +144,4 @@ def sample_rotated(
     """
     x, y = places(pictures)
     cos, sin = angle.cos(), angle.sin()
-    across, down = 2 / width, 2 / height
-    columns = torch.stack([(x * cos * across)[:, 0], (x * -sin * down)[:, 0]], -1)
-    rows = torch.stack([(y * sin * across)[:, 0], (y * cos * down)[:, 0]], -1)
-    return F.grid_sample(sheet, (columns + rows).to(sheet.dtype), "bilinear", "reflection", align_corners=False)
+    return _sampled(sheet, _grid(x * cos, x * -sin, width, height) + _grid(y * sin, y * cos, width, height))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from themis.compute.rng import Rng
 from themis.perturb.context import Context
-from themis.perturb.perturbation import Perturbation, Theta, columns
+from themis.perturb.perturbation import Perturbation, Theta, collector, columns
 from themis.perturb.picture import eased
 
 CLEAN_SNR, FADE = 60.0, 10.0
@@ -25,15 +24,21 @@ CLEAN_SNR, FADE = 60.0, 10.0
 FLANK_WIDTH = 0.2
 """Width of the flank of a filter, as a share of its cutoff, and of a gap's, as a share of half its width."""
 MOST_GAPS = 8
-NO_WIDTH = 1e-9
+LEAST_WIDTH = 1e-9
 LEAST_POWER = 1e-20
 """Power that replaces none in a root, so that its slope stays finite."""
-BLOCK = 1024
+BLOCK_SAMPLES = 1024
 """Samples that are summed first, so that a sum is rounded the same in any batch."""
 Response = Callable[[Tensor], Tensor]
 """From frequencies to the share of each that passes."""
 
 
+HALF_RATE = "share of half the sampling rate"
+SIGNAL: list[Perturbation] = []
+_signal = collector(SIGNAL, is_random=False, inputs="signal", family="signal")
+
+
+@_signal(Theta("snr", 5.0, CLEAN_SNR, CLEAN_SNR, unit="dB, signal to noise", limits=(-40, CLEAN_SNR)), is_random=True)
 def signal_noise(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """White noise at a signal-to-noise ratio, which is the same in every channel."""
     (snr,) = columns(theta, signals)
@@ -41,12 +46,14 @@ def signal_noise(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> 
     return torch.addcmul(signals, rng.normal(*signals.shape[1:]) * _level(signals), amplitude)
 
 
+@_signal(Theta("decibels", -12.0, 12.0, unit="dB", limits=(-60, 60)))
 def gain(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """The signal made louder or quieter; what exceeds the bounds is clipped."""
     (decibels,) = columns(theta, signals)
     return torch.addcmul(signals, signals - _mean(signals), _from_decibels(decibels) - 1)
 
 
+@_signal(Theta("level", 0.3, 1.0, 1.0, unit="share of the peak", limits=(0.01, 1)))
 def clipping(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Peaks cut off, as by an amplifier that is driven too hard."""
     (level,) = columns(theta, signals)
@@ -56,41 +63,54 @@ def clipping(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tens
     return signals - (deviation - torch.minimum(torch.maximum(deviation, -most), most))
 
 
+@_signal(Theta("cutoff", 0.15, 1.0, 1.0, unit=HALF_RATE, limits=(0.001, 1)))
 def low_pass(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Frequencies above a cutoff removed: a dull sound, or a slow sensor."""
     (cutoff,) = columns(theta, signals)
     return _filtered(signals, lambda frequency: 1 - eased((frequency / cutoff - 1) / FLANK_WIDTH))
 
 
+@_signal(Theta("cutoff", 0.0, 0.1, unit=HALF_RATE, limits=(0, 1)))
 def high_pass(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Frequencies below a cutoff removed: a thin sound, or a sensor that loses slow changes but not its mean."""
     (cutoff,) = columns(theta, signals)
-    return _filtered(signals, lambda frequency: eased((frequency / (cutoff + NO_WIDTH) - 1) / FLANK_WIDTH + 1))
+    return _filtered(signals, lambda frequency: eased((frequency / (cutoff + LEAST_WIDTH) - 1) / FLANK_WIDTH + 1))
 
 
+@_signal(
+    Theta("centre", 0.0, 0.5, unit=HALF_RATE, limits=(0, 1)),
+    Theta("width", 0.0, 0.1, unit=HALF_RATE, limits=(0, 2)),
+)
 def band_stop(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """A band of frequencies removed."""
     centre, width = columns(theta, signals)
 
     def response(frequency: Tensor) -> Tensor:
         half = width / 2
-        return 1 - eased((half - (frequency - centre).abs()) / (FLANK_WIDTH * half + NO_WIDTH))
+        return 1 - eased((half - (frequency - centre).abs()) / (FLANK_WIDTH * half + LEAST_WIDTH))
 
     return _filtered(signals, response)
 
 
+@_signal(Theta("shift", -0.1, 0.1, unit="share of the length, later", limits=(-1, 1)))
 def time_shift(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """The signal moved in time; the end that it leaves empty is filled with the mirrored signal."""
     (shift,) = columns(theta, signals)
     return _sampled(signals, _times(signals) - shift)
 
 
+@_signal(Theta("factor", 0.8, 1.25, 1.0, unit="times as long", limits=(0.1, 10)))
 def time_stretch(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """The signal played slower or faster about its middle, which lowers or raises its pitch."""
     (factor,) = columns(theta, signals)
     return _sampled(signals, _times(signals) / factor)
 
 
+@_signal(
+    Theta("share", 0.0, 0.2, unit="share of the length", limits=(0, 1)),
+    Theta("gaps", 1.0, MOST_GAPS, 1.0, unit="gaps that share it", limits=(1, MOST_GAPS)),
+    is_random=True,
+)
 def dropouts(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Gaps at random times, in which all channels fall silent, as when packets are lost or a contact is loose."""
     share, gaps = columns(theta, signals)
@@ -98,10 +118,15 @@ def dropouts(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tens
     kept = torch.ones((), dtype=signals.dtype, device=signals.device)
     for k in range(MOST_GAPS):
         half = share / gaps * (gaps - k).clamp(0, 1) / 2
-        kept = kept * (1 - eased((half - (_times(signals) - places[:, k]).abs()) / (FLANK_WIDTH * half + NO_WIDTH)))
+        kept = kept * (1 - eased((half - (_times(signals) - places[:, k]).abs()) / (FLANK_WIDTH * half + LEAST_WIDTH)))
     return signals - (signals - _mean(signals)) * (1 - kept)
 
 
+@_signal(
+    Theta("amount", 0.0, 1.0, unit="standard deviations of the signal", limits=(0, 100)),
+    Theta("waves", 0.3, 2.0, 0.3, unit="waves over the length", limits=(0, 1000)),
+    is_random=True,
+)
 def drift(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """A slow wave added to the signal, as when the baseline of an electrocardiogram wanders."""
     amount, waves = columns(theta, signals)
@@ -113,7 +138,7 @@ def drift(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
 def _mean(signals: Tensor) -> Tensor:
     """The mean of each channel, `[tests, channels, 1]`; sums in two steps, which round the same in any batch."""
     n, channels, samples = signals.shape
-    blocks = F.pad(signals, (0, -samples % BLOCK)).view(n, channels, -1, BLOCK)
+    blocks = F.pad(signals, (0, -samples % BLOCK_SAMPLES)).view(n, channels, -1, BLOCK_SAMPLES)
     return blocks.sum(3).sum(2).div(samples)[..., None]
 
 
@@ -168,48 +193,3 @@ def _filtered(signals: Tensor, response: Response) -> Tensor:
     lost = 1 - response(frequency).to(signals.dtype)
     removed: Tensor = torch.fft.irfft(spectrum * torch.where(frequency > 0, lost, 0.0), n=2 * samples)
     return signals - removed[: len(signals), :, :samples]
-
-
-_signal = partial(Perturbation, is_random=False, inputs="signal", family="signal")
-HALF_RATE = "share of half the sampling rate"
-
-SIGNAL = (
-    _signal(
-        "signal_noise",
-        (Theta("snr", 5.0, CLEAN_SNR, CLEAN_SNR, unit="dB, signal to noise", limits=(-40, CLEAN_SNR)),),
-        signal_noise,
-        is_random=True,
-    ),
-    _signal("gain", (Theta("decibels", -12.0, 12.0, unit="dB", limits=(-60, 60)),), gain),
-    _signal("clipping", (Theta("level", 0.3, 1.0, 1.0, unit="share of the peak", limits=(0.01, 1)),), clipping),
-    _signal("low_pass", (Theta("cutoff", 0.15, 1.0, 1.0, unit=HALF_RATE, limits=(0.001, 1)),), low_pass),
-    _signal("high_pass", (Theta("cutoff", 0.0, 0.1, unit=HALF_RATE, limits=(0, 1)),), high_pass),
-    _signal(
-        "band_stop",
-        (
-            Theta("centre", 0.0, 0.5, unit=HALF_RATE, limits=(0, 1)),
-            Theta("width", 0.0, 0.1, unit=HALF_RATE, limits=(0, 2)),
-        ),
-        band_stop,
-    ),
-    _signal("time_shift", (Theta("shift", -0.1, 0.1, unit="share of the length, later", limits=(-1, 1)),), time_shift),
-    _signal("time_stretch", (Theta("factor", 0.8, 1.25, 1.0, unit="times as long", limits=(0.1, 10)),), time_stretch),
-    _signal(
-        "dropouts",
-        (
-            Theta("share", 0.0, 0.2, unit="share of the length", limits=(0, 1)),
-            Theta("gaps", 1.0, MOST_GAPS, 1.0, unit="gaps that share it", limits=(1, MOST_GAPS)),
-        ),
-        dropouts,
-        is_random=True,
-    ),
-    _signal(
-        "drift",
-        (
-            Theta("amount", 0.0, 1.0, unit="standard deviations of the signal", limits=(0, 100)),
-            Theta("waves", 0.3, 2.0, 0.3, unit="waves over the length", limits=(0, 1000)),
-        ),
-        drift,
-        is_random=True,
-    ),
-)

@@ -17,7 +17,7 @@ from themis.compute.rng import Rng
 from themis.data.features import Features
 from themis.errors import UsageError
 from themis.perturb.context import Context
-from themis.perturb.perturbation import Perturbation, Theta, columns
+from themis.perturb.perturbation import Perturbation, Theta, collector, columns
 
 
 class FeatureSteps(NamedTuple):
@@ -27,6 +27,13 @@ class FeatureSteps(NamedTuple):
     is_open: Tensor  # whether the step is permitted and changes the row
 
 
+COUNTED = Theta("count", 0.0, 10.0, unit="features", limits=(0, torch.inf))
+AMOUNT_THETA = Theta("amount", 0.02, 0.3, identity=0.02, unit="share of a feature's range", limits=(0, 1))
+TABLE: list[Perturbation] = []
+_table = collector(TABLE, inputs="table", family="table", moves=False)
+
+
+@_table(COUNTED, AMOUNT_THETA, is_smooth=False)
 def edit(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Some features of a table row, chosen at random, take another valid value, in a direction they may change.
 
@@ -42,6 +49,7 @@ def edit(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     return _change(inputs, theta, features, place, torch.where(up.is_open | down.is_open, order, torch.inf))
 
 
+@_table(COUNTED, AMOUNT_THETA, is_random=False, passes=3, needs_gradient=True, is_smooth=False)
 def edit_worst(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """The features of a table row whose change is expected to raise the model's loss most take another valid value.
 
@@ -55,6 +63,7 @@ def edit_worst(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Ten
     return _change(inputs, theta, features, place, torch.where(gain > 0, 1 / gain, torch.inf))
 
 
+@_table(Theta("sigma", 0.0, 0.1, unit="share of a feature's range", limits=(0, 10)), theta_is_magnitude=True)
 def table_noise(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Normal noise on every feature of a table, in units of its range: continuous, so that the rows are not valid.
 
@@ -133,32 +142,3 @@ def _first(order: Tensor, count: Tensor) -> Tensor:
     bits = order.float().view(torch.int32).long()  # the bits of positive floats have the same order
     key = (bits << 32) + torch.arange(n, device=order.device)
     return key.topk(n_first, dim=1, largest=False).indices
-
-
-COUNT = Theta("count", 0.0, 10.0, unit="features", limits=(0, torch.inf))
-AMOUNT = Theta("amount", 0.02, 0.3, identity=0.02, unit="share of a feature's range", limits=(0, 1))
-
-TABLE = (
-    Perturbation("edit", (COUNT, AMOUNT), edit, inputs="table", is_smooth=False, family="table", moves=False),
-    Perturbation(
-        "edit_worst",
-        (COUNT, AMOUNT),
-        edit_worst,
-        is_random=False,
-        passes=3,
-        needs_gradient=True,
-        inputs="table",
-        is_smooth=False,
-        family="table",
-        moves=False,
-    ),
-    Perturbation(
-        "table_noise",
-        (Theta("sigma", 0.0, 0.1, unit="share of a feature's range", limits=(0, 10)),),
-        table_noise,
-        theta_is_magnitude=True,
-        inputs="table",
-        family="table",
-        moves=False,
-    ),
-)

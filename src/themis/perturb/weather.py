@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -12,16 +11,24 @@ from torch import Tensor
 
 from themis.compute.rng import Rng
 from themis.perturb.context import Context
-from themis.perturb.perturbation import Perturbation, Theta, columns
-from themis.perturb.picture import eased, field, places, sample_rotated, side, warp
+from themis.perturb.perturbation import Perturbation, Theta, collector, columns
+from themis.perturb.picture import LUMA, eased, field, places, sample_rotated, side, warp, weighted_sum
 
 DETAIL = 56
 """Pixels along the shorter side at which clouds are drawn at most."""
 HORIZON = 0.6
 """Share of the height, from the bottom."""
-LUMA = (0.299, 0.587, 0.114)
 
 
+WEATHER: list[Perturbation] = []
+_weather = collector(WEATHER, inputs="picture", family="weather", moves=False)
+
+
+@_weather(
+    Theta("density", 0.0, 1.8, unit="optical depth at the horizon", limits=(0, 20)),
+    Theta("patchiness", 0.0, 0.6, unit="share that the density varies by", limits=(0, 1)),
+    Theta("scale", 0.2, 1.0, 0.2, unit="size of a bank as a share of the shorter side", limits=(0.02, 10)),
+)
 def fog(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Fog in drifting banks: exp(-density * depth) of the light remains, and grey replaces the rest.
 
@@ -43,6 +50,10 @@ def _clouds(pictures: Tensor, rng: Rng, scale: Tensor) -> Tensor:
     return F.interpolate(clouds, (height, width), mode="bilinear", align_corners=False) if times > 1 else clouds
 
 
+@_weather(
+    Theta("amount", 0.0, 0.6, unit="share of the lens that is iced", limits=(0, 1)),
+    Theta("scale", 0.02, 0.06, 0.02, unit="width of a needle, share of the shorter side", limits=(0.005, 1)),
+)
 def frost(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Ice that grows over the lens in crossing needles, starting at the edges; the middle stays clear longest."""
     amount, scale = columns(theta, inputs)
@@ -69,6 +80,12 @@ def _needle(pictures: Tensor, rng: Rng, turn: Tensor, thin: Tensor) -> Tensor:
     return sample_rotated(lattice, pictures, turn, thin * columns, thin * (8 * rows)).square()
 
 
+@_weather(
+    Theta("strength", 0.0, 0.9, unit="share of the sensor's range", limits=(0, 1)),
+    Theta("x", -0.5, 0.5, unit="shares of the shorter side to the right of the centre", limits=(-10, 10)),
+    Theta("y", -0.5, 0.0, -0.5, unit="shares of the shorter side below the centre", limits=(-10, 10)),
+    Theta("size", 0.03, 0.12, 0.03, unit="radius as a share of the shorter side", limits=(0.005, 1)),
+)
 def glare(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """The sun in the picture: its disc, bloom and rays, two ghost images in the lens, and stray light everywhere."""
     strength, x, y, size = columns(theta, inputs)
@@ -89,6 +106,13 @@ def glare(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     return _mixed(inputs, (-strength * light).exp(), (1.0, 0.97, 0.86))
 
 
+@_weather(
+    Theta("strength", 0.0, 0.65, unit="share of the light that is lost", limits=(0, 1)),
+    Theta("offset", -0.4, 0.4, unit="shares of the shorter side right of the centre", limits=(-10, 10)),
+    Theta("angle", -60.0, 60.0, unit="degrees from the vertical", limits=(-180, 180)),
+    Theta("width", 0.3, 0.7, 0.3, unit="share of the shorter side", limits=(0, 20)),
+    Theta("softness", 0.02, 0.15, 0.02, unit="width of its edge, share of the shorter side", limits=(0.005, 5)),
+)
 def shadow(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """A cast shadow: a band across the picture that gets less light, with soft edges."""
     strength, offset, angle, width, softness = columns(theta, inputs)
@@ -102,11 +126,17 @@ def shadow(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     return inputs * (1 - inside * strength)
 
 
+@_weather(
+    Theta("stops", 0.0, 2.5, unit="halvings of the light", limits=(0, 16)),
+    Theta("noise", 0.0, 0.06, unit="sigma at full light, share of the input range", limits=(0, 10)),
+    Theta("fade", 0.0, 0.6, unit="share of the colour that is lost", limits=(0, 1)),
+    flickers=True,
+)
 def low_light(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """A dark scene: less light, noise of the few remaining photons and of the sensor, and paler colours."""
     stops, noise, fade = columns(theta, inputs)
     remaining = torch.exp(stops * (-math.log(2) / 2.2))  # of a value as displays encode it; exp2 rounds by position
-    grey = _grey(inputs) * remaining
+    grey = as_grey(inputs) * remaining
     sigma = (grey * 0.5 + 0.1).sqrt() * noise  # photons, and the sensor itself
     is_coloured = inputs.shape[1] == 3
     channels = []
@@ -117,13 +147,10 @@ def low_light(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tens
     return torch.cat(channels, 1)
 
 
-def _grey(pictures: Tensor) -> Tensor:
+def as_grey(pictures: Tensor) -> Tensor:
+    """The brightness of each pixel, `[tests, 1, height, width]`."""
     n = pictures.shape[1]
-    weights = LUMA if n == 3 else (1 / n,) * n
-    grey = pictures[:, :1] * weights[0]
-    for k in range(1, n):
-        grey = grey + pictures[:, k : k + 1] * weights[k]
-    return grey
+    return weighted_sum(pictures, LUMA if n == 3 else (1 / n,) * n)
 
 
 def _mixed(pictures: Tensor, share: Tensor, colour: tuple[float, float, float]) -> Tensor:
@@ -136,60 +163,6 @@ def _mixed(pictures: Tensor, share: Tensor, colour: tuple[float, float, float]) 
     return (pictures * share).add_(rest * grey)
 
 
-_weather = partial(Perturbation, inputs="picture", family="weather", moves=False)
-
-WEATHER = (
-    _weather(
-        "fog",
-        (
-            Theta("density", 0.0, 1.8, unit="optical depth at the horizon", limits=(0, 20)),
-            Theta("patchiness", 0.0, 0.6, unit="share that the density varies by", limits=(0, 1)),
-            Theta("scale", 0.2, 1.0, 0.2, unit="size of a bank as a share of the shorter side", limits=(0.02, 10)),
-        ),
-        fog,
-    ),
-    _weather(
-        "frost",
-        (
-            Theta("amount", 0.0, 0.6, unit="share of the lens that is iced", limits=(0, 1)),
-            Theta("scale", 0.02, 0.06, 0.02, unit="width of a needle, share of the shorter side", limits=(0.005, 1)),
-        ),
-        frost,
-    ),
-    _weather(
-        "glare",
-        (
-            Theta("strength", 0.0, 0.9, unit="share of the sensor's range", limits=(0, 1)),
-            Theta("x", -0.5, 0.5, unit="shares of the shorter side to the right of the centre", limits=(-10, 10)),
-            Theta("y", -0.5, 0.0, -0.5, unit="shares of the shorter side below the centre", limits=(-10, 10)),
-            Theta("size", 0.03, 0.12, 0.03, unit="radius as a share of the shorter side", limits=(0.005, 1)),
-        ),
-        glare,
-    ),
-    _weather(
-        "shadow",
-        (
-            Theta("strength", 0.0, 0.65, unit="share of the light that is lost", limits=(0, 1)),
-            Theta("offset", -0.4, 0.4, unit="shares of the shorter side right of the centre", limits=(-10, 10)),
-            Theta("angle", -60.0, 60.0, unit="degrees from the vertical", limits=(-180, 180)),
-            Theta("width", 0.3, 0.7, 0.3, unit="share of the shorter side", limits=(0, 20)),
-            Theta("softness", 0.02, 0.15, 0.02, unit="width of its edge, share of the shorter side", limits=(0.005, 5)),
-        ),
-        shadow,
-    ),
-    _weather(
-        "low_light",
-        (
-            Theta("stops", 0.0, 2.5, unit="halvings of the light", limits=(0, 16)),
-            Theta("noise", 0.0, 0.06, unit="sigma at full light, share of the input range", limits=(0, 10)),
-            Theta("fade", 0.0, 0.6, unit="share of the colour that is lost", limits=(0, 1)),
-        ),
-        low_light,
-        flickers=True,
-    ),
-)
-
-
 # Drops and flakes lie on a lattice, one per cell, at a random position inside it. So a layer of them takes a few passes
 # over its pixels, however many there are. Those that fall are drawn upright on a sheet, which is then rotated.
 
@@ -197,25 +170,38 @@ SOFT = 0.25
 """Share of the drops that are partly visible at any density, which makes the result smooth in the density."""
 SMALL = 64
 """Shorter side in pixels up to which single pixels matter."""
-MARGIN = 1.15
+SHEET_MARGIN = 1.15
 """Size of the sheet relative to the picture."""
-SPREAD = 0.45
+DROP_SPREAD = 0.45
 """Standard deviation of the drops on a lens around their centre, a share of the shorter side."""
-LONGEST = 0.5
+LONGEST_STREAK = 0.5
 """Length of the cells of the nearest streaks, a share of the shorter side."""
 
 
-class RainLayer(NamedTuple):
-    """A layer of falling drops; layers are ordered from near to far. size: relative to the nearest layer."""
+class DropLayer(NamedTuple):
+    """A layer of drops or flakes; layers are ordered from near to far."""
 
     size: float
+    """Relative to the nearest layer."""
     opacity: float
+    share: float = 1.0
+    """The share of cells that can have a drop."""
+    power: int = 1
+    """How fast a drop fades towards its edge."""
 
 
-STREAKS = (RainLayer(1.0, 0.85), RainLayer(0.7, 0.7), RainLayer(0.45, 0.5))
-FLAKES = (RainLayer(1.0, 1.5), RainLayer(0.65, 1.35), RainLayer(0.4, 1.2))
+STREAKS = (DropLayer(1.0, 0.85), DropLayer(0.7, 0.7), DropLayer(0.45, 0.5))
+FLAKES = (DropLayer(1.0, 1.5, 0.3, 2), DropLayer(0.65, 1.35, 0.3, 2), DropLayer(0.4, 1.2, 0.3, 2))
 
 
+@_weather(
+    Theta("density", 0.0, 1.0, unit="share of the drops there can be", limits=(0, 1)),
+    Theta("length", 0.1, 0.3, 0.1, unit="share of the shorter side", limits=(0.01, LONGEST_STREAK)),
+    Theta("angle", -35.0, 35.0, unit="degrees from the vertical, down to the left", limits=(-180, 180)),
+    Theta("brightness", 0.5, 0.9, 0.5, unit="opacity of a streak", limits=(0, 1)),
+    Theta("depth", 0.0, 1.0, unit="share of the layers behind the nearest", limits=(0, 1)),
+    flickers=True,
+)
 def rain(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Streaks of falling rain, large near the camera and fine far away, and the grey veil of the rain behind them."""
     density, length, angle, brightness, depth = columns(theta, inputs)
@@ -223,26 +209,35 @@ def rain(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     step = max(1.0, 0.012 * unit)  # a streak has no detail along its length
     sheet = _sheet(inputs, step)
     streaks = torch.zeros_like(density)
-    for k, (size, opacity) in enumerate(STREAKS):
-        cell = max(2, round(LONGEST * size * unit / step)), max(4 * pixel, round(0.05 * size * unit))
-        half = length * (0.5 * size * unit / step), torch.full_like(length, max(0.95 * pixel, 0.006 * size * unit))
-        visible = eased(depth * (len(STREAKS) - 1) - (k - 1)) * (brightness * opacity) if k else brightness * opacity
-        streaks = streaks + _drops(rng, sheet, cell, half, density, visible)
+    for k, layer in enumerate(STREAKS):
+        near = layer.size * unit
+        cell = max(2, round(LONGEST_STREAK * near / step)), max(4 * pixel, round(0.05 * near))
+        half = length * (0.5 * near / step), torch.full_like(length, max(0.95 * pixel, 0.006 * near))
+        visible = brightness * layer.opacity
+        visible = eased(depth * (len(STREAKS) - 1) - (k - 1)) * visible if k else visible
+        streaks = streaks + _drops(rng, sheet, cell, half, density, visible, layer)
     streaks = _rotated(inputs, streaks, angle).clamp(max=1)
     return _veiled(inputs, 0.6, density * depth * 0.3, 0.9, streaks)
 
 
+@_weather(
+    Theta("density", 0.0, 1.0, unit="share of the flakes there can be", limits=(0, 1)),
+    Theta("size", 0.008, 0.02, 0.008, unit="radius as a share of the shorter side", limits=(0.002, 0.026)),
+    Theta("angle", -45.0, 45.0, unit="degrees from the vertical, down to the left", limits=(-180, 180)),
+    Theta("brightness", 0.6, 1.0, 0.6, unit="opacity of a flake", limits=(0, 1)),
+    flickers=True,
+)
 def snow(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Falling snowflakes, large near the camera and fine far away, which also whiten the air."""
     density, size, angle, brightness = columns(theta, inputs)
     unit, pixel = _grain(inputs)
     sheet = _sheet(inputs, 1.0)
     flakes = torch.zeros_like(density)
-    for scale, opacity in FLAKES if pixel == 1 else FLAKES[:-1]:  # in small pictures the last layer would look the same
-        cell = max(4 * pixel, round(0.13 * scale * unit)), max(4 * pixel, round(0.105 * scale * unit))
-        wide = ((size * (2 * scale * unit)).square() + pixel**2).sqrt()  # at least a pixel
-        visible = brightness * opacity
-        flakes = flakes + _drops(rng, sheet, cell, (wide * 1.25, wide), density, visible, share=0.3, power=2)
+    for layer in FLAKES if pixel == 1 else FLAKES[:-1]:  # in small pictures the last layer would look the same
+        near = layer.size * unit
+        cell = max(4 * pixel, round(0.13 * near)), max(4 * pixel, round(0.105 * near))
+        wide = ((size * (2 * near)).square() + pixel**2).sqrt()  # at least a pixel
+        flakes = flakes + _drops(rng, sheet, cell, (wide * 1.25, wide), density, brightness * layer.opacity, layer)
     flakes = torch.minimum(_rotated(inputs, flakes, angle), brightness)
     return _veiled(inputs, 0.9, density * 0.25, 1.0, flakes)
 
@@ -256,7 +251,7 @@ def _grain(pictures: Tensor) -> tuple[int, int]:
 def _sheet(pictures: Tensor, step: float) -> tuple[int, int]:
     """The number of rows, each `step` columns high, and columns of the sheet."""
     pixel = _grain(pictures)[1]
-    height, width = (MARGIN * pixel * length for length in pictures.shape[2:])
+    height, width = (SHEET_MARGIN * pixel * length for length in pictures.shape[2:])
     return math.ceil(height / step), math.ceil(width)
 
 
@@ -267,24 +262,22 @@ def _drops(
     half: tuple[Tensor, Tensor],
     density: Tensor,
     opacity: Tensor,
-    share: float = 1.0,
-    power: int = 1,
+    layer: DropLayer,
 ) -> Tensor:
     """A layer of drops with this opacity in their middle, `[tests, 1, rows, columns]`.
 
-    cell: rows and columns per cell; half: half the size of the largest drops, in rows and columns; share: the share of
-    cells that can have a drop; power: how fast a drop fades towards its edge.
+    cell: rows and columns per cell; half: half the size of the largest drops, in rows and columns.
     """
     down, across = (math.ceil(total / size) for total, size in zip(sheet, cell, strict=True))
     chance, row, column, small = rng.uniform(4, down, 1, across, 1).to(density.dtype).unbind(1)
-    presence = eased((density[:, :, None] * (1 + SOFT) - chance / share) / SOFT) * opacity[:, :, None]
+    presence = eased((density[:, :, None] * (1 + SOFT) - chance / layer.share) / SOFT) * opacity[:, :, None]
 
     def profile(reach: Tensor, position: Tensor, n: int, shape: tuple[int, ...]) -> Tensor:
         reach = (reach[:, :, None] * (0.6 + 0.4 * small)).clamp(max=n / 2)
         middle = n / 2 + (2 * position - 1) * (n / 2 - reach)
         at = torch.arange(n, dtype=density.dtype, device=density.device) + 0.5
         fade = (1 - ((at.view(shape) - middle) / reach).square()).clamp(min=0)
-        return fade if power == 1 else fade**power
+        return fade if layer.power == 1 else fade**layer.power
 
     along = profile(half[0], row, cell[0], (-1, 1, 1))
     drops = along * (profile(half[1], column, cell[1], (-1,)) * presence)
@@ -292,10 +285,17 @@ def _drops(
 
 
 def _rotated(pictures: Tensor, sheet: Tensor, angle: Tensor) -> Tensor:
-    height, width = (MARGIN * length / side(pictures) for length in pictures.shape[2:])
+    height, width = (SHEET_MARGIN * length / side(pictures) for length in pictures.shape[2:])
     return sample_rotated(sheet, pictures, angle * (math.pi / 180), width, height)
 
 
+@_weather(
+    Theta("count", 0.0, 16.0, unit="large drops", limits=(0, 100)),
+    Theta("radius", 0.05, 0.11, 0.05, unit="share of the shorter side", limits=(0.01, 0.125)),
+    Theta("x", -0.5, 0.5, unit="shares of the shorter side to the right of the centre", limits=(-3, 3)),
+    Theta("y", -0.5, 0.5, unit="shares of the shorter side below the centre", limits=(-3, 3)),
+    Theta("refraction", 1.0, 4.0, 1.0, unit="shift per distance from the drop's centre", limits=(0, 10)),
+)
 def raindrops(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Drops of water on the lens, large and small, that refract the scene, in the end upside down."""
     count, radius, x, y, refraction = columns(theta, inputs)
@@ -354,7 +354,7 @@ def _domes(
 def _distribution(middle: Tensor, cells: int, size: float, length: float) -> Tensor:
     """The distribution of the drops over rows or columns of cells, `[tests, cells]`; it sums to 1."""
     at = (torch.arange(cells, dtype=middle.dtype, device=middle.device) + 0.5) * size - length / 2
-    weight = (((at - middle[:, 0, 0]) / SPREAD).square() * -0.5).exp()
+    weight = (((at - middle[:, 0, 0]) / DROP_SPREAD).square() * -0.5).exp()
     return weight / weight.cumsum(1)[:, -1:]  # adds in the same order for any number of tests
 
 
@@ -362,41 +362,3 @@ def _veiled(pictures: Tensor, far: float, veil: Tensor, near: float, alpha: Tens
     """A veil of the grey `far` over the pictures, and `near` on top of it, in one pass."""
     light = alpha * (near - veil * far) + veil * far
     return (pictures * ((1 - alpha) * (1 - veil))).add_(light)
-
-
-RAIN = (
-    _weather(
-        "rain",
-        (
-            Theta("density", 0.0, 1.0, unit="share of the drops there can be", limits=(0, 1)),
-            Theta("length", 0.1, 0.3, 0.1, unit="share of the shorter side", limits=(0.01, LONGEST)),
-            Theta("angle", -35.0, 35.0, unit="degrees from the vertical, down to the left", limits=(-180, 180)),
-            Theta("brightness", 0.5, 0.9, 0.5, unit="opacity of a streak", limits=(0, 1)),
-            Theta("depth", 0.0, 1.0, unit="share of the layers behind the nearest", limits=(0, 1)),
-        ),
-        rain,
-        flickers=True,
-    ),
-    _weather(
-        "snow",
-        (
-            Theta("density", 0.0, 1.0, unit="share of the flakes there can be", limits=(0, 1)),
-            Theta("size", 0.008, 0.02, 0.008, unit="radius as a share of the shorter side", limits=(0.002, 0.026)),
-            Theta("angle", -45.0, 45.0, unit="degrees from the vertical, down to the left", limits=(-180, 180)),
-            Theta("brightness", 0.6, 1.0, 0.6, unit="opacity of a flake", limits=(0, 1)),
-        ),
-        snow,
-        flickers=True,
-    ),
-    _weather(
-        "raindrops",
-        (
-            Theta("count", 0.0, 16.0, unit="large drops", limits=(0, 100)),
-            Theta("radius", 0.05, 0.11, 0.05, unit="share of the shorter side", limits=(0.01, 0.125)),
-            Theta("x", -0.5, 0.5, unit="shares of the shorter side to the right of the centre", limits=(-3, 3)),
-            Theta("y", -0.5, 0.5, unit="shares of the shorter side below the centre", limits=(-3, 3)),
-            Theta("refraction", 1.0, 4.0, 1.0, unit="shift per distance from the drop's centre", limits=(0, 10)),
-        ),
-        raindrops,
-    ),
-)
