@@ -10,7 +10,7 @@ import themis
 from themis.data.readers import read_data
 from themis.data.seeds import read_seeds
 from themis.errors import UsageError
-from themis.report.view import read_view
+from themis.report.page import read_view
 from themis.runs.source import Origin
 
 NAMES = ("dark", "<b>medium</b>", "bright")

@@ -1,4 +1,4 @@
-"""Pictures with boxes, read from the formats of COCO and YOLO."""
+"""Pictures with boxes, read from the formats of COCO, YOLO and Pascal VOC."""
 
 import json
 
@@ -70,7 +70,7 @@ def test_a_folder_of_yolo(tmp_path):
 def test_pictures_of_another_size_are_scaled_with_their_boxes(tmp_path):
     folder = coco(tmp_path / "coco")
     Image.fromarray(PIXELS[2]).resize((20, 40)).save(folder / "val2017" / "2.png")
-    with pytest.raises(DataError, match=r"2\.png is 20x40 and the first is 30x20: scale them with \?size=20"):
+    with pytest.raises(DataError, match=r"2\.png is \[3, 40, 20\] and the first is .*: scale them with \?size="):
         read_data(f"coco:{folder}").inputs[2]
     seeds = read_data(f"coco:{folder}?size=60")
     assert seeds.inputs.shape == (3, 3, 60, 60)
@@ -156,3 +156,80 @@ def test_what_is_missing_is_named(tmp_path):
     (tmp_path / "yolo" / "data.yaml").write_text("names: 3")
     with pytest.raises(DataError, match="'names' must be a list"):
         read_data(f"yolo:{tmp_path / 'yolo'}")
+
+
+DOG = "<object><name>dog</name><bndbox><xmin>3</xmin><ymin>5</ymin><xmax>12</xmax><ymax>10</ymax></bndbox>"
+PART = "<part><name>head</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>2</xmax><ymax>2</ymax></bndbox></part>"
+
+
+def voc(folder, text=f"<annotation>{DOG}{PART}</object></annotation>"):
+    """A folder in the format of Pascal VOC; the second picture of the split `val` has annotations of `text`."""
+    for part in ("JPEGImages", "Annotations", "ImageSets/Main"):
+        (folder / part).mkdir(parents=True)
+    cat = DOG.replace("dog", "cat") + "<difficult>1</difficult></object>"
+    for k, content in enumerate((f"<annotation>{cat}</annotation>", text, "<annotation/>")):
+        Image.fromarray(PIXELS[k]).save(folder / "JPEGImages" / f"2007_{k}.jpg")
+        content = content if isinstance(content, bytes) else content.encode()
+        (folder / "Annotations" / f"2007_{k}.xml").write_bytes(content)
+    (folder / "ImageSets" / "Main" / "val.txt").write_text("2007_0  1\n2007_1 -1\n")
+    return folder
+
+
+def test_a_folder_of_pascal_voc(tmp_path):
+    seeds = read_data(f"voc:{voc(tmp_path)}?split=val")
+    assert seeds.inputs.shape == (2, 3, 20, 30)
+    assert seeds.classes is not None
+    assert len(seeds.classes) == 20
+    assert (seeds.classes[7], seeds.classes[11]) == ("cat", "dog")
+    assert seeds.labels.tolist() == [[[2, 4, 12, 10, -2 - 7]], [[2, 4, 12, 10, 11]]]
+    assert read_data(f"voc:{tmp_path}?size=60").labels[1].tolist() == [[4, 18, 24, 30, 11]]
+    (tmp_path / "classes.txt").write_text("dog\ncat\n")
+    (tmp_path / "ImageSets" / "Main" / "val.txt").unlink()
+    everything = read_data(f"voc:{tmp_path}")
+    assert everything.classes == ("dog", "cat")
+    assert everything.labels.tolist() == [[[2, 4, 12, 10, -3]], [[2, 4, 12, 10, 0]], [EMPTY]]
+
+
+def test_classes_of_ones_own_are_numbered_in_sorted_order(tmp_path):
+    seeds = read_data(f"voc:{voc(tmp_path, f'<annotation>{DOG}</object></annotation>'.replace('dog', 'axolotl'))}")
+    assert seeds.classes == ("axolotl", "cat")
+
+
+LAUGHS = '<!DOCTYPE a [<!ENTITY a "ha"><!ENTITY b "&a;&a;">]><annotation><object><name>&b;</name></object></annotation>'
+HOSTILE_VOC = {
+    "entities": (LAUGHS, "no document type and no entities"),
+    "entities in UTF-16": (LAUGHS.encode("utf-16"), "no document type and no entities"),
+    "a file to include": ('<!DOCTYPE a SYSTEM "file:///etc/passwd"><annotation/>', "no document type"),
+    "a huge file": ("<annotation>" + " " * (1 << 22) + "</annotation>", "it has more than 4,194,304 bytes"),
+    "a truncated file": (f"<annotation>{DOG}", "cannot be read: "),
+    "no XML": (b"\xff\x00", "cannot be read: "),
+    "no box": ("<annotation><object><name>dog</name></object></annotation>", "a name of at most .* and a bndbox"),
+    "no name": (f"<annotation>{DOG.replace('dog', '')}</object></annotation>", "a name of at most"),
+    "text": (f"<annotation>{DOG.replace('12', 'x')}</object></annotation>", "could not convert"),
+    "not finite": (f"<annotation>{DOG.replace('12', 'inf')}</object></annotation>", "xmin <= xmax"),
+    "a turned box": (f"<annotation>{DOG.replace('12', '1')}</object></annotation>", "xmin <= xmax"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_VOC)
+def test_hostile_annotations_of_pascal_voc_are_refused_in_one_line(name, tmp_path):
+    text, message = HOSTILE_VOC[name]
+    with pytest.raises(DataError, match=rf"2007_1\.xml must be an XML file of Pascal VOC, .*{message}") as caught:
+        read_data(f"voc:{voc(tmp_path, text)}")
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_missing_of_pascal_voc_is_named(tmp_path):
+    with pytest.raises(DataError, match="must have folders 'JPEGImages' and 'Annotations'"):
+        read_data(f"voc:{tmp_path}")
+    folder = voc(tmp_path / "voc")
+    with pytest.raises(DataError, match=r"must be a file of ImageSets/Main, but .*test\.txt does not exist"):
+        read_data(f"voc:{folder}?split=test")
+    for listed, message in (("2007_9", r"2007_9\.jpg does not: repair"), ("../x", "must be in the folder")):
+        (folder / "ImageSets" / "Main" / "val.txt").write_text(listed)
+        with pytest.raises(DataError, match=message):
+            read_data(f"voc:{folder}")
+    (folder / "ImageSets" / "Main" / "val.txt").write_text("2007_0")
+    (folder / "classes.txt").write_text("dog")
+    with pytest.raises(DataError, match="known ones, but 'cat' is not"):
+        read_data(f"voc:{folder}")

@@ -7,12 +7,12 @@ from torch.utils.data import Dataset
 
 import themis
 from themis import DataError, Features, UsageError
-from themis.data import Seeds, features, read_seeds
+from themis.data import Seeds, read_seeds
 from themis.data.features import read_features
 from themis.data.readers import read_data
 from themis.data.rows import Rows
 from themis.runs.source import Origin
-from themis_lab.zoo import splits
+from themis_lab.zoo import datasets
 
 TABLE = torch.tensor([[0.0, 3.0, 0.5, 7.0], [1.0, -2.0, 0.25, 7.0], [0.0, 10.0, 1.5, 7.0]])
 NAMES = ("perm_sms", "n_files", "share", "version")
@@ -41,7 +41,7 @@ def test_kinds_and_ranges_are_found_in_the_rows():
 
 
 def test_lazy_rows_are_read_one_block_at_a_time(monkeypatch):
-    monkeypatch.setattr(features, "STEP_BYTES", 2 * 4 * 4)
+    monkeypatch.setattr("themis.data.rows.BLOCK_BYTES", 2 * 4 * 4)
     held = Features.of(TABLE)
     read = Features.of(Rows(lambda k: TABLE[k], torch.arange(3), (4,)))
     assert plain(read) == plain(held)
@@ -137,16 +137,19 @@ def test_ranges_are_checked_after_all_lines_are_read(tmp_path):
         ("name,chnge\na,any\n", "known columns, got 'chnge': did you mean 'change'"),
         ("name,low\nn_files\n", "line 2: a row must have 2 cells, got 1"),
         ("name,low\n,1\n", "line 2: a row must name a feature"),
-        ("name,low\nn_fils,1\n", "line 2: a feature that matches 'n_fils' must be in the table: did you mean 'n_f"),
-        ("name,kind\n\nn_files,int\n", "line 3: kind must be known, got 'int'"),
-        ("name,change\nn_files,add\n", "line 2: change must be known, got 'add'"),
-        ("name,low\nn_files,few\n", "line 2: the ends of a range must be finite numbers, got 'few'"),
-        ("name,high\nn_files,inf\n", "line 2: the ends of a range must be finite numbers, got 'inf'"),
+        (
+            "name,low\nn_fils,1\n",
+            "features.csv: a feature that matches 'n_fils' must be in the table: did you",
+        ),
+        ("name,kind\n\nn_files,int\n", "features.csv: feature 'n_files' must have a known kind, got 'int'"),
+        ("name,change\nn_files,add\n", "features.csv: feature 'n_files' must have a known change, got 'add'"),
+        ("name,low\nn_files,few\n", "line 2: the ends of a range must be numbers, got 'few'"),
+        ("name,high\nn_files,inf\n", "features.csv: feature 'n_files' must have finite low <= high, got -2 and inf"),
         ("name,low\nn_files,11\n", "features.csv: feature 'n_files' must have finite low <= high, got 11 and 10"),
         ('name\n"n_files\n', "must be a CSV table in UTF-8"),
     ],
 )
-def test_errors_in_a_file_name_the_line(tmp_path, text, message):
+def test_errors_in_a_file_name_their_place(tmp_path, text, message):
     with pytest.raises(DataError, match=message):
         read_features(write(tmp_path, text), Features.of(TABLE, NAMES))
 
@@ -278,7 +281,7 @@ def test_independent_counts_of_a_pdf_file_may_be_raised(tmp_path):
     source = np.array(["contagio-ben", "contagio-mal", "google-ben", "virustotal-mal"])
     np.savez(tmp_path / "pdf_features.npz", X=table, y=[0, 1, 0, 1], source=source, feature_names=np.array(names))
     for split in ("train", "test"):
-        found = splits.read_pdf(tmp_path, split).features
+        found = datasets.split_pdf(tmp_path, split=split).features
         assert found.names == tuple(names)
         assert found.kind == ("integer", "integer", "integer", "number", "binary")
         assert found.change == ("raise", "fixed", "fixed", "fixed", "raise")
@@ -294,7 +297,7 @@ def test_features_of_an_app_may_only_be_raised(tmp_path):
     np.savez(tmp_path / "drebin215.npz", X=np.packbits(bits, axis=1), y=[0, 1, 0, 1], feature_names=names)
     (tmp_path / "weights").mkdir()
     np.save(tmp_path / "weights" / "test_rows.npy", np.array([1, 3]))
-    found = splits.read_drebin(tmp_path, "test").features
+    found = datasets.split_drebin(tmp_path, split="test").features
     assert found.names == tuple(names)
     assert plain(found) == (("binary",) * 9, [0] * 9, [1] * 9, ("raise",) * 9)
 

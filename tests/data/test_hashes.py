@@ -48,10 +48,10 @@ def test_data_on_disk_is_hashed_one_block_at_a_time(digits, monkeypatch):
     class Counting(type(from_reader(lambda k: digits.inputs[k], (1, 28, 28), 200).inputs)):
         def __getitem__(self, rows):
             nonlocal most
-            most = max(most, len(rows))
+            most = max(most, rows.stop - rows.start)
             return super().__getitem__(rows)
 
-    monkeypatch.setattr("themis.data.groups.STEP_BYTES", 28 * 28 * 4 * 16)
+    monkeypatch.setattr("themis.data.rows.BLOCK_BYTES", 28 * 28 * 4 * 16)
     rows = Counting(lambda k: digits.inputs[k], torch.arange(200), (1, 28, 28))
     np.testing.assert_array_equal(input_hashes(rows), seed_hashes(digits))
     assert most == 16

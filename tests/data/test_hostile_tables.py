@@ -98,7 +98,11 @@ HOSTILE = {
     ),
     "parquet of text": ("parquet:t.parquet", "must be a Parquet table", write("t.parquet", "hello")),
     "parquet with lists": ("parquet:t.parquet", "column 'b' must be numbers", table(a=[1], b=[[1, 2]])),
-    "parquet with a label missing": ("parquet:t.parquet", "'y' must have a value", table(a=[1, 2], y=[0, None])),
+    "parquet with a label missing": (
+        "parquet:t.parquet",
+        "a row must have a label, but 'y' is empty",
+        table(a=[1, 2], y=[0, None]),
+    ),
     "parquet with lists for labels": ("parquet:t.parquet", "labels must be numbers or names", table(a=[1], y=[[1, 2]])),
     "parquet without rows": ("parquet:t.parquet", "at least one row", table(a=np.zeros(0))),
     # data sets known by name
@@ -143,7 +147,11 @@ WITHOUT_PANDAS = {
         "line 2: column 'b' must be a finite number, got 'red': write ?label=b if it is the label, encode",
         write("t.csv", "a,b\n1,red\n"),
     ),
-    "a null in Parquet": ("parquet:t.parquet", "row 2: column 'a' must have a value", table(a=[1.0, None])),
+    "a null in Parquet": (
+        "parquet:t.parquet",
+        "row 2: column 'a' must be a finite number, but it is not, or is empty",
+        table(a=[1.0, None]),
+    ),
     "NaN in Parquet": ("parquet:t.parquet", "row 2: column 'a' must be a finite", table(a=[1.0, float("nan")])),
     "names in Parquet": ("parquet:t.parquet", "column 'b' must be numbers, but it is string", table(a=[1], b=["x"])),
 }

@@ -1,6 +1,7 @@
 """Seeds from all kinds of data, each with a fixed id; in memory, or read when they are needed."""
 
 import os
+import pickle
 import subprocess
 import sys
 from contextlib import closing
@@ -14,9 +15,9 @@ from torch.utils.data import DataLoader, Dataset, Subset, SubsetRandomSampler, T
 import themis
 from themis import DataError, Target
 from themis.data import read_seeds, rows
-from themis.data.rows import RowCache, Rows
+from themis.data.rows import Rows
 from themis.data.seeds import from_arrays
-from themis.measure.inputs import place
+from themis.measure.clean import place
 from themis.runs.replay import Replayer
 from themis.runs.store.reader import Reader
 from themis.target.fingerprint import hash_seeds
@@ -223,18 +224,25 @@ def test_a_row_that_occurs_twice_in_a_chunk_is_read_once(lazy, monkeypatch):
 
 
 def test_the_cache_keeps_the_rows_read_last_that_fit():
-    cache = RowCache(100)
+    items = Items(*torch.rand(5, 10))
+    inputs = Rows(items.__getitem__, torch.arange(5), (10,), cache_bytes=100)
     for k in range(5):
-        cache.put(k, np.zeros(10, np.float32))
-        cache.get(0)
-    assert cache.n_bytes == 80
-    assert [cache.get(k) is not None for k in range(5)] == [True, False, False, False, True]
-    cache.put(9, np.zeros(1000, np.float32))
-    assert cache.n_bytes == 80
+        inputs[torch.tensor([k, 0])]
+    assert [items.reads[k] for k in range(5)] == [1, 1, 1, 1, 1]
+    inputs.part(torch.tensor([0, 4]))[:]
+    assert [items.reads[k] for k in (0, 4)] == [1, 1], "parts share it"
+    inputs[torch.tensor([1])]
+    assert items.reads[1] == 2
+
+
+def test_lazy_rows_can_be_sent_to_a_worker():
+    inputs = Rows(Items(*INPUTS).__getitem__, torch.arange(20), (3,))
+    sent = pickle.loads(pickle.dumps(inputs.part(torch.tensor([3, 5]))))
+    assert torch.equal(sent[:], INPUTS[[3, 5]])
 
 
 def test_lazy_data_has_the_hash_of_the_same_data_in_memory(lazy, monkeypatch):
-    monkeypatch.setattr("themis.target.fingerprint.STEP_BYTES", 50)
+    monkeypatch.setattr("themis.target.fingerprint.BYTES_AT_ONCE", 50)
     for labels in (LABELS, LABELS.float() / 3):
         read = read_seeds(Items(*zip(INPUTS, labels, strict=True)))
         assert isinstance(read.inputs, Rows)
@@ -318,11 +326,11 @@ def rows_of(inputs):
 N_SEEDS, SIDE, ALLOWED_MB = 16_000, 128, 300
 PROGRAM = f"""
 import resource, time, torch, themis
-from themis.runs.store.writer import Writer
+from themis.runs.store.writer import _Store
 from torch import nn
 from torch.utils.data import Dataset
 torch.set_num_threads(1)
-write_rows = Writer._write_rows
+write_rows = _Store.write_rows
 
 def write_slowly(writer, *arguments):
     time.sleep(0.1)
@@ -343,7 +351,7 @@ try:
     torch.empty({N_SEEDS} * {SIDE * SIDE})
     print("the data fits: this test shows nothing")
 except RuntimeError:
-    Writer._write_rows = write_slowly  # as on a busy disk, which is then written to less often
+    _Store.write_rows = write_slowly  # as on a busy disk, which is then written to less often
     result = themis.run(net, Made({N_SEEDS}), "gaussian", max_tests=2000, tolerance=1e-9, plateau=None, out="large")
     print(result.rounds[-1].tests, result.start.n_seeds, len(result.faults) > 1000)
 """

@@ -1,4 +1,4 @@
-"""Pictures with boxes: the formats of COCO (one JSON file) and of YOLO (one text file per picture).
+"""Pictures with boxes: the formats of COCO (a JSON file), YOLO (a text file per picture) and Pascal VOC (XML).
 
 Labels are `[pictures, objects, 5]`: left, top, right and bottom in pixels, and a class number. Rows of class -1 are
 empty, and a class `-2 - c` is a crowd of class c.
@@ -9,56 +9,59 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from xml.etree.ElementTree import Element, TreeBuilder, XMLParser
 
 import numpy as np
 
-from themis.data.files import Numbers, check_memory, data_errors, required_path
-from themis.data.pictures import SUFFIXES, Pixels, decode, parse_mode, picture_mode, picture_size, same_shape
-from themis.data.seeds import Seeds, from_reader, scaled
+from themis.data.boxes import pad_boxes
+from themis.data.files import Numbers, check_memory, data_errors
+from themis.data.pictures import (
+    LONGEST_SIDE,
+    OTHER_SIZE,
+    SUFFIXES,
+    Pixels,
+    decode,
+    parse_mode,
+    picture_mode,
+    picture_size,
+)
+from themis.data.seeds import Seeds, from_files, scaled
 from themis.errors import DataError, UsageError
 from themis.reading import check_form, items, number, parse_json, parse_yaml, read_regular, record, text, whole
 
-MAX_JSON, MAX_TEXT = 1 << 30, 1 << 22
-MAX_CLASSES = 10_000
-GREY = 114
+MAX_COCO_BYTES, MAX_TEXT = 1 << 30, 1 << 22
+MOST_CLASSES = 10_000
+PADDING_GREY = 114
 """Brightness of what is added to a picture to give it another shape, as Ultralytics has it."""
-PADDING = -1.0
-SPLITS = ("val", "valid", "test", "train")
+USUAL_SPLITS = ("val", "valid", "test", "train")
 """Parts of a data set in the order in which they are looked for."""
+# fmt: off
+VOC_CLASSES = [
+    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
+    "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
+]
+# fmt: on
 
-INSTANCES = record(
+Frame = tuple[int, int]
+"""The height and width that pictures are brought to: scaled to fit, with grey beside or above and below them."""
+COCO_FORM = record(
     {
         "images": items(record({"id": whole(), "file_name": text(1000)})),
         "annotations": items(
             record(
-                {"image_id": whole(), "category_id": whole(0, MAX_CLASSES - 1), "bbox": items(number(), 4)},
+                {"image_id": whole(), "category_id": whole(0, MOST_CLASSES - 1), "bbox": items(number(), 4)},
                 {"iscrowd": whole(0, 1)},
             )
         ),
-        "categories": items(record({"id": whole(0, MAX_CLASSES - 1), "name": text(200)})),
+        "categories": items(record({"id": whole(0, MOST_CLASSES - 1), "name": text(200)})),
     }
 )
 
 
-@dataclass(frozen=True)
-class Frame:
-    """The height and width that pictures are brought to: scaled to fit, with grey beside or above and below them."""
-
-    height: int
-    width: int
-
-    def place(self, size: tuple[int, int]) -> tuple[int, int, int, int]:
-        """The place of a picture of a height and width: left, top, width and height."""
-        scale = min(self.height / size[0], self.width / size[1])
-        high, wide = (max(1, round(side * scale)) for side in size)
-        return (self.width - wide) // 2, (self.height - high) // 2, wide, high
-
-
 def coco_seeds(
-    path: Path | None = None,
+    path: Path,
     *,
     annotations: str | None = None,
     images: str | None = None,
@@ -73,13 +76,13 @@ def coco_seeds(
     ids of the categories, as torchvision and DETR number them, or `index`, their order from 0 on, as Ultralytics does.
     mode: `rgb` or `grey`.
     """
-    path = required_path(path, "coco").absolute()
+    path = path.absolute()
     if numbers not in ("ids", "index"):
         raise UsageError(f"numbers must be 'ids' or 'index', got {numbers!r}: leave it out for the ids of the file")
     file = _find_json(path, annotations)
     form = "a JSON file of COCO with images, annotations and categories"
     with data_errors(file, form):
-        content = check_form(parse_json(read_regular(file, MAX_JSON)), INSTANCES)
+        content = check_form(parse_json(read_regular(file, MAX_COCO_BYTES)), COCO_FORM)
     if not content["images"]:
         raise DataError(f"{file} must list pictures, but it has none: check the file")
     folder = _find_pictures(file, path, images, content["images"][0]["file_name"])
@@ -103,12 +106,10 @@ def coco_seeds(
         objects[row_of[annotation["image_id"]]].append(
             [left, top, left + wide, top + high, -2 - known if annotation.get("iscrowd") else known]
         )
-    return _seeds(files, objects, names, size, mode, str(file), shares=False)
+    return _seeds(files, objects, names, size, mode)
 
 
-def yolo_seeds(
-    path: Path | None = None, *, split: str | None = None, size: str | None = None, mode: str | None = None
-) -> Seeds:
+def yolo_seeds(path: Path, *, split: str | None = None, size: str | None = None, mode: str | None = None) -> Seeds:
     """Pictures with boxes in the format of YOLO: folders `images` and `labels`, or a folder for each split with both.
 
     Each picture may have a text file of the same name with lines `class x y width height`, in shares of the picture;
@@ -116,15 +117,45 @@ def yolo_seeds(
     `data.yaml` or `classes.txt`. split: `val`, `test` or `train`; by default the first that there is. size, mode: as
     for `coco`.
     """
-    folder = required_path(path, "yolo").absolute()
+    folder = path.absolute()
     if not os.path.isdir(folder):
         raise DataError(f"the folder of pictures must exist, but {folder} does not: check the path")
     pictures, labels = _find_split(folder, split)
     with data_errors(pictures, "a folder that can be listed"):
         files = sorted(file for file in pictures.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
     names = _yolo_names(folder)
-    objects = [_read_lines(labels / f"{file.stem}.txt", len(names) if names else MAX_CLASSES) for file in files]
-    return _seeds(files, objects, names, size, mode, str(pictures), shares=True)
+    objects = [_read_lines(labels / f"{file.stem}.txt", len(names) if names else MOST_CLASSES) for file in files]
+    return _seeds(files, objects, names, size, mode, shares=True)
+
+
+def voc_seeds(path: Path, *, split: str | None = None, size: str | None = None, mode: str | None = None) -> Seeds:
+    """Pictures with boxes in the format of Pascal VOC: `JPEGImages`, `Annotations` and `ImageSets/Main`.
+
+    Classes are numbered from 0: as in `data.yaml` or `classes.txt`, else as the 20 of Pascal VOC if there are no
+    others, else in sorted order. Difficult objects become crowds, in which nothing is counted as wrong. split: `val`,
+    or another file of `ImageSets/Main`; by default the first of `val`, `test` and `train` that there is, or all
+    pictures if there is none. size, mode: as for `coco`.
+    """
+    folder = path.absolute()
+    if not (os.path.isdir(folder / "JPEGImages") and os.path.isdir(folder / "Annotations")):
+        raise DataError(f"{folder} must have folders 'JPEGImages' and 'Annotations', but it has not: check the path")
+    source, stems = _voc_split(folder, split)
+    files = [_find_picture(folder / "JPEGImages", stem, source) for stem in stems]
+    found = [_read_voc(folder / "Annotations" / f"{stem}.xml") for stem in stems]
+    used = {name for rows in found for name, _, _ in rows}
+    names = _yolo_names(folder) or (VOC_CLASSES if used <= {*VOC_CLASSES} else sorted(used))
+    unknown = min(used - {*names}, default=None)
+    if unknown is not None or len(names) > MOST_CLASSES:
+        problem = f"{unknown[:60]!r} is not" if unknown is not None else f"there are {len(names):,}"
+        raise DataError(
+            f"the classes of {folder} must be at most {MOST_CLASSES:,} known ones, but {problem}: check them"
+        )
+    number_of = {name: k for k, name in enumerate(names)}
+    objects = [
+        [[*box, -2 - number_of[name] if is_difficult else number_of[name]] for name, box, is_difficult in rows]
+        for rows in found
+    ]
+    return _seeds(files, objects, names, size, mode)
 
 
 def _seeds(
@@ -133,42 +164,37 @@ def _seeds(
     names: list[str] | None,
     size: str | None,
     mode: str | None,
-    subject: str,
     *,
-    shares: bool,
+    shares: bool = False,
 ) -> Seeds:
     """Seeds from picture files and their objects, with boxes in pixels or, with `shares`, in shares of a picture."""
-    if not files:
-        raise DataError(f"{subject} must hold pictures ({', '.join(SUFFIXES)}), but it has none: check the path")
+    check_memory(len(files) * max([1, *map(len, objects)]) * 20, "the boxes")
     frame = _parse_size(size)
-    n_objects = max(1, *map(len, objects))
-    check_memory(len(files) * n_objects * 20, f"the boxes of {subject}")
-    labels = np.zeros((len(files), n_objects, 5), np.float32)
-    labels[..., 4] = PADDING
-    for k, rows in enumerate(objects):
-        if rows:
-            labels[k, : len(rows)] = rows
+    labels = pad_boxes(objects)
+    for own, rows, file in zip(labels, objects, files, strict=True):
         if rows and (frame is not None or shares):
-            labels[k, : len(rows), :4] = _scale(labels[k, : len(rows), :4], picture_size(files[k]), frame, shares)
-    pixel_mode = parse_mode(mode) or picture_mode(files[0])
+            own[: len(rows), :4] = _scale(own[: len(rows), :4], picture_size(file), frame, shares)
+    pixel_mode = parse_mode(mode) or (picture_mode(files[0]) if files else "RGB")
 
-    def pixels(k: int) -> Pixels:
-        picture = decode(files[k], files[k], mode=pixel_mode)
-        return picture if frame is None else _fit(picture, frame)
+    def read(file: Path) -> Numbers:
+        picture = decode(file, file, mode=pixel_mode)
+        return scaled(picture if frame is None else _fit(picture, frame), 255)
 
-    shape = pixels(0).shape
-
-    def read(k: int) -> Numbers:
-        return scaled(same_shape(pixels(k), files[k], shape), 255)
-
-    seeds = from_reader(read, shape, len(files), labels)
+    seeds = from_files(files, read, labels, OTHER_SIZE)
     return seeds if names is None else seeds.with_classes(names)
+
+
+def _place(size: tuple[int, int], frame: Frame) -> tuple[int, int, int, int]:
+    """The place in a frame of a picture of a height and width: left, top, width and height."""
+    scale = min(frame[0] / size[0], frame[1] / size[1])
+    high, wide = (max(1, round(side * scale)) for side in size)
+    return (frame[1] - wide) // 2, (frame[0] - high) // 2, wide, high
 
 
 def _scale(boxes: Numbers, size: tuple[int, int], frame: Frame | None, shares: bool) -> Numbers:
     """Boxes as they are in the frame."""
     high, wide = size
-    left, top, new_wide, new_high = (0, 0, wide, high) if frame is None else frame.place(size)
+    left, top, new_wide, new_high = (0, 0, wide, high) if frame is None else _place(size, frame)
     per_unit = (new_wide, new_high) if shares else (new_wide / wide, new_high / high)
     scaled_boxes: Numbers = boxes * np.tile(per_unit, 2) + np.tile((left, top), 2)
     return scaled_boxes
@@ -178,10 +204,11 @@ def _fit(picture: Pixels, frame: Frame) -> Pixels:
     """A picture `[channels, height, width]` in the frame."""
     from PIL import Image
 
-    left, top, wide, high = frame.place((picture.shape[1], picture.shape[2]))
-    channels = [Image.fromarray(channel).resize((wide, high), Image.Resampling.BILINEAR) for channel in picture]
-    fitted = np.full((len(picture), frame.height, frame.width), GREY, np.uint8)
-    fitted[:, top : top + high, left : left + wide] = np.stack([np.asarray(channel) for channel in channels])
+    left, top, wide, high = _place((picture.shape[1], picture.shape[2]), frame)
+    fitted = np.full((len(picture), *frame), PADDING_GREY, np.uint8)
+    for channel, own in zip(picture, fitted, strict=True):
+        resized = Image.fromarray(channel).resize((wide, high), Image.Resampling.BILINEAR)
+        own[top : top + high, left : left + wide] = np.asarray(resized)
     return fitted
 
 
@@ -190,9 +217,9 @@ def _parse_size(size: str | int | None) -> Frame | None:
         return None
     wide, _, high = str(size).partition("x")
     sides = [int(side) if side.isdecimal() else 0 for side in (high or wide, wide)]
-    if not all(1 <= side <= 8192 for side in sides):
+    if not all(1 <= side <= LONGEST_SIDE for side in sides):
         raise UsageError(f"size must be a number of pixels from 1 to 8192, or two, got {size!r}: write ?size=640x480")
-    return Frame(*sides)
+    return sides[0], sides[1]
 
 
 # COCO
@@ -261,7 +288,7 @@ def _number_classes(
 
 def _find_split(folder: Path, split: str | None) -> tuple[Path, Path]:
     """The folders of pictures and of labels."""
-    for name in SPLITS if split is None else (split,):
+    for name in USUAL_SPLITS if split is None else (split,):
         if os.path.isdir(folder / "images" / name):
             return folder / "images" / name, folder / "labels" / name
         if os.path.isdir(folder / name / "images"):
@@ -282,7 +309,7 @@ def _yolo_names(folder: Path) -> list[str] | None:
                 names = content.get("names") if isinstance(content, dict) else None
                 if isinstance(names, dict) and sorted(names) == list(range(len(names))):
                     names = [names[k] for k in range(len(names))]
-                if isinstance(names, list) and 0 < len(names) <= MAX_CLASSES:
+                if isinstance(names, list) and 0 < len(names) <= MOST_CLASSES:
                     return [str(name) for name in names]
                 raise ValueError("its 'names' must be a list of names, or names by number from 0 on")
     file = folder / "classes.txt"
@@ -290,7 +317,7 @@ def _yolo_names(folder: Path) -> list[str] | None:
         return None
     with data_errors(file, "a file with one class name per line"):
         lines = read_regular(file, MAX_TEXT).decode().splitlines()
-        return [line.strip() for line in lines if line.strip()][:MAX_CLASSES] or None
+        return [line.strip() for line in lines if line.strip()][:MOST_CLASSES] or None
 
 
 def _read_lines(file: Path, n_classes: int) -> list[list[float]]:
@@ -326,3 +353,56 @@ def _read_line(words: list[str], place: str, n_classes: int) -> list[float]:
         return [min(across), min(down), max(across), max(down), values[0]]
     x, y, wide, high = values[1:]
     return [x - wide / 2, y - high / 2, x + wide / 2, y + high / 2, values[0]]
+
+
+# Pascal VOC
+
+
+class _PlainTree(TreeBuilder):
+    """Builds a tree, and refuses a document type, which is where entities are defined."""
+
+    def doctype(self, *_: Any) -> None:
+        raise ValueError("it must have no document type and no entities")
+
+
+def _voc_split(folder: Path, split: str | None) -> tuple[Path, list[str]]:
+    """The file or folder that lists the pictures of a split, and their names without suffixes."""
+    for name in USUAL_SPLITS if split is None else (split,):
+        file = _inside(folder / "ImageSets" / "Main", f"{name}.txt", folder)
+        if os.path.isfile(file):
+            with data_errors(file, "a text file with one picture per line"):
+                lines = read_regular(file, MAX_TEXT).decode().splitlines()
+            return file, [line.split()[0] for line in lines if line.strip()]
+    if split is not None:
+        raise DataError(f"the split must be a file of ImageSets/Main, but {file} does not exist: check ?split=")
+    with data_errors(folder, "a folder that can be listed"):
+        return folder / "Annotations", sorted(file.stem for file in (folder / "Annotations").glob("*.xml"))
+
+
+def _find_picture(folder: Path, stem: str, source: Path) -> Path:
+    """The picture that has this name with some suffix."""
+    file = _inside(folder, stem, source)
+    named = [file.with_name(file.name + suffix) for suffix in SUFFIXES]  # its name may have points
+    for picture in named:
+        if os.path.isfile(picture):
+            return picture
+    raise DataError(f"the pictures that {source} lists must exist, but {named[1]} does not: repair the file")
+
+
+def _read_voc(file: Path) -> list[tuple[str, list[float], bool]]:
+    """The class, the box and the difficulty of each object of a picture."""
+    with data_errors(file, "an XML file of Pascal VOC"):
+        parser = XMLParser(target=_PlainTree())
+        parser.feed(read_regular(file, MAX_TEXT))
+        return [_read_object(element) for element in parser.close().findall("object")]
+
+
+def _read_object(element: Element) -> tuple[str, list[float], bool]:
+    name, box = (element.findtext("name") or "").strip(), element.find("bndbox")
+    if not 0 < len(name) <= 200 or box is None:
+        raise ValueError("an object must have a name of at most 200 letters and a bndbox")
+    sides = [float(box.findtext(side) or "nan") for side in ("xmin", "ymin", "xmax", "ymax")]
+    left, top, right, bottom = sides[0] - 1, sides[1] - 1, *sides[2:]  # pixels are counted from 1, the last included
+    if not (all(map(math.isfinite, sides)) and left <= right and top <= bottom):
+        raise ValueError(f"the box of {name[:60]!r} must have xmin <= xmax and ymin <= ymax, got {sides}")
+    return name, [left, top, right, bottom], (element.findtext("difficult") or "0").strip() == "1"

@@ -7,7 +7,7 @@ import hashlib
 import importlib
 import io
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -19,19 +19,17 @@ import torch
 from torch import Tensor
 
 from themis.data.files import Numbers, data_errors, existing_file
-from themis.data.rows import Rows
+from themis.data.rows import Rows, blocks
 from themis.errors import DataError, UsageError, nearest
 from themis.reading import MAX_FEATURES, read_regular
 
 Kind = Literal["binary", "integer", "number", "category"]
 Change = Literal["any", "raise", "lower", "fixed"]
-KINDS, CHANGES = get_args(Kind), get_args(Change)
+FEATURE_KINDS, FEATURE_CHANGES = get_args(Kind), get_args(Change)
 HEADER = ("name", "kind", "low", "high", "change")
-STEP_BYTES = 16 << 20
-"""Size of the part of a table that is processed at a time."""
 VALUE_TOLERANCE = 1e-6
 """How far an input may be from the place of a valid value on its axis."""
-N_LISTED = 50
+N_NAMES = 50
 """Names that a message lists at most."""
 
 
@@ -83,13 +81,12 @@ class Features:
         sizes = {len(self.names), len(self.kind), len(self.change), *low.shape, *high.shape}
         if len(sizes) != 1:
             raise UsageError(f"every feature must have a name, kind, low, high and change, got {sorted(sizes)} of them")
-        for column, words, known in (("kind", self.kind, KINDS), ("change", self.change, CHANGES)):
-            if wrong := set(words) - set(known):
-                word = min(wrong, key=words.index)
-                name = self.names[words.index(word)]
-                raise UsageError(
-                    f"feature {name!r} must have a known {column}, got {word!r}: {nearest(str(word), known)}"
-                )
+        for column, words, known in (("kind", self.kind, FEATURE_KINDS), ("change", self.change, FEATURE_CHANGES)):
+            for name, word in zip(self.names, words, strict=True):
+                if word not in known:
+                    raise UsageError(
+                        f"feature {name!r} must have a known {column}, got {word!r}: {nearest(str(word), known)}"
+                    )
         for name, kind, change in zip(self.names, self.kind, self.change, strict=True):
             if kind == "category" and change in ("raise", "lower"):
                 raise UsageError(
@@ -128,16 +125,19 @@ class Features:
             raise DataError(f"features must be those of a table [rows, features], got inputs {list(shape)}: reshape it")
         low, high = torch.full((shape[1],), math.inf), torch.full((shape[1],), -math.inf)
         is_whole = torch.ones(shape[1], dtype=torch.bool)
-        for _, block in blocks(inputs):
-            if not bool(block.isfinite().all()):
+        names = tuple(map(str, range(shape[1]) if names is None else names))
+        for start, block in blocks(inputs):
+            bad = (~block.isfinite()).nonzero()
+            if len(bad):
                 raise DataError(
-                    "a table must hold finite numbers, but it has a NaN or an infinity: fix or drop the row"
+                    f"a table must hold finite numbers, but row {start + int(bad[0, 0])} has a NaN or an infinity in "
+                    f"column {names[int(bad[0, 1])]!r}: fix or drop the row"
                 )
             low, high = torch.minimum(low, block.amin(0)), torch.maximum(high, block.amax(0))
             is_whole &= (block == block.round()).all(0)
         is_binary, is_fixed = is_whole & (low >= 0) & (high <= 1), low == high
         return Features(
-            tuple(map(str, range(shape[1]) if names is None else names)),
+            names,
             tuple("binary" if b else "integer" if w else "number" for b, w in zip(is_binary, is_whole, strict=True)),
             torch.where(is_binary, 0, low),
             torch.where(is_binary, 1, high),
@@ -157,38 +157,31 @@ class Features:
         return self.with_rules([(name, {"kind": kind, "low": low, "high": high, "change": change})])
 
     def with_rules(self, rules: Iterable[tuple[str, dict[str, Any]]]) -> Features:
-        """The same features with rules `(name or glob, values)` applied in order; ranges are checked at the end."""
+        """The same features with rules `(name or glob, values by column)` applied in order; None is no value.
+
+        Ranges are checked at the end.
+        """
         kinds, lows, highs, changes = list(self.kind), self.low.tolist(), self.high.tolist(), list(self.change)
         for pattern, values in rules:
+            given = {name: value for name, value in values.items() if value is not None}
             for k in self.find(pattern):
-                if values["kind"] is not None:
-                    if values["kind"] == "binary":
-                        lows[k], highs[k] = 0.0, 1.0
-                    elif kinds[k] == "binary":  # an earlier rule made it so
-                        lows[k], highs[k] = float(self.low[k]), float(self.high[k])
-                    kinds[k] = values["kind"]
-                lows[k] = lows[k] if values["low"] is None else values["low"]
-                highs[k] = highs[k] if values["high"] is None else values["high"]
-                changes[k] = changes[k] if values["change"] is None else values["change"]
+                if given.get("kind") == "binary":
+                    lows[k], highs[k] = 0.0, 1.0
+                elif "kind" in given and kinds[k] == "binary":  # an earlier rule made it so
+                    lows[k], highs[k] = float(self.low[k]), float(self.high[k])
+                kinds[k], changes[k] = given.get("kind", kinds[k]), given.get("change", changes[k])
+                lows[k], highs[k] = given.get("low", lows[k]), given.get("high", highs[k])
         low, high = torch.tensor(lows), torch.tensor(highs)
-        return Features(self.names, tuple(kinds), low, high, tuple(changes), self.axes, self.coding)
+        return replace(self, kind=tuple(kinds), low=low, high=high, change=tuple(changes))
 
     def find(self, pattern: str) -> list[int]:
         """The columns that are called `pattern` or, if none is, that match it as a glob pattern."""
-        if columns := self._columns.get(pattern):
-            return columns
-        columns = [k for k, name in enumerate(self.names) if fnmatchcase(name, pattern)]
+        columns = [k for k, name in enumerate(self.names) if name == pattern]
+        columns = columns or [k for k, name in enumerate(self.names) if fnmatchcase(name, pattern)]
         if not columns:
             raise UsageError(
-                f"a feature that matches {pattern!r} must be in the table: {nearest(pattern, self.names[:N_LISTED])}"
+                f"a feature that matches {pattern!r} must be in the table: {nearest(pattern, self.names[:N_NAMES])}"
             )
-        return columns
-
-    @cached_property
-    def _columns(self) -> dict[str, list[int]]:
-        columns: dict[str, list[int]] = {}
-        for k, name in enumerate(self.names):
-            columns.setdefault(name, []).append(k)
         return columns
 
     @cached_property
@@ -239,9 +232,11 @@ class Features:
             is_bad = ~((self.place(valid) - places).abs() <= tolerance)
             if bool(is_bad.any()):
                 row, k = is_bad.nonzero()[0].tolist()
+                form = "a number" if self.kind[k] == "number" else "a whole number"
                 raise DataError(
-                    f"feature {self.names[k]!r} must be {self._rule(k)}, but seed {int(seed_id[start + row])} has "
-                    f"{float(raw[row, k]):g}: fix the row, or the description of the feature"
+                    f"feature {self.names[k]!r} must be {form} in {float(self.low[k]):g}..{float(self.high[k]):g}, but "
+                    f"seed {int(seed_id[start + row])} has {float(raw[row, k]):g}: fix the row, or the description of "
+                    "the feature"
                 )
 
     def check_inside(self, bounds: tuple[float, float]) -> None:
@@ -264,10 +259,6 @@ class Features:
                 "range"
             )
 
-    def _rule(self, k: int) -> str:
-        low, high = float(self.low[k]), float(self.high[k])
-        return f"{'a number' if self.kind[k] == 'number' else 'a whole number'} in {low:g}..{high:g}"
-
 
 def read_features(path: str | Path, known: Features) -> Features:
     """Features from a CSV table `name,kind,low,high,change`; missing or empty values are those of `known`.
@@ -286,80 +277,29 @@ def read_features(path: str | Path, known: Features) -> Features:
             raise DataError(
                 f"{path} must have a column 'name' and no column twice, got {header}: correct its first line"
             )
-        rules = [_rule_of(cells, header, f"{path}, line {lines.line_num}", known) for cells in lines if any(cells)]
+        rules = [_rule_of(cells, header, f"{path}, line {lines.line_num}") for cells in lines if any(cells)]
     try:
         return known.with_rules(rules)
     except UsageError as error:
         raise DataError(f"{path}: {error}") from None
 
 
-def _rule_of(cells: list[str], header: list[str], where: str, known: Features) -> tuple[str, dict[str, Any]]:
+def _rule_of(cells: list[str], header: list[str], where: str) -> tuple[str, dict[str, Any]]:
     if len(cells) != len(header):
         raise DataError(f"{where}: a row must have {len(header)} cells, got {len(cells)}: fix the row")
-    words = dict.fromkeys(HEADER) | {name: cell.strip() or None for name, cell in zip(header, cells, strict=True)}
-    name = words.pop("name")
+    values: dict[str, Any] = {name: cell.strip() or None for name, cell in zip(header, cells, strict=True)}
+    name = values.pop("name")
     if name is None:
         raise DataError(f"{where}: a row must name a feature, got no name: fix the row")
-    for column, choices in (("kind", KINDS), ("change", CHANGES)):
-        word = words[column]
-        if word is not None and word not in choices:
-            raise DataError(f"{where}: {column} must be known, got {word!r}: {nearest(word, choices)}")
-    try:
-        known.find(name)
-    except UsageError as error:
-        raise DataError(f"{where}: {error}") from None
-    return name, {**words, "low": _number(words["low"], where), "high": _number(words["high"], where)}
+    for end in {"low", "high"} & values.keys():
+        try:
+            values[end] = None if values[end] is None else float(values[end])
+        except ValueError:
+            raise DataError(f"{where}: the ends of a range must be numbers, got {values[end]!r}: fix it") from None
+    return name, values
 
 
-def _number(text: str | None, where: str) -> float | None:
-    try:
-        number = None if text is None else float(text)
-    except ValueError:
-        number = math.nan
-    if number is not None and not math.isfinite(number):
-        raise DataError(f"{where}: the ends of a range must be finite numbers, got {text!r}: fix it, or leave it empty")
-    return number
-
-
-def blocks(inputs: Any) -> Iterator[tuple[int, Tensor]]:
-    """A table's rows as float32 tensors in blocks of about `STEP_BYTES`, each with the index of its first row."""
-    n, width = inputs.shape
-    step = max(1, STEP_BYTES // (4 * width))
-    for start in range(0, n, step):
-        part = inputs[start : start + step]
-        if not isinstance(part, Tensor):
-            with np.errstate(over="ignore"):  # an infinity is refused by the caller
-                part = torch.from_numpy(np.array(part, np.float32))
-        yield start, part.detach().cpu().float()
-
-
-class DataDescription:
-    """What is known of a data set: the names of its classes, and its features, given or inferred on first use.
-
-    All parts of the data share it, so that a sample has the features of the full set.
-    """
-
-    def __init__(
-        self,
-        inputs: Tensor | Rows,
-        names: Sequence[str] | None = None,
-        given: Features | None = None,
-        classes: tuple[str, ...] | None = None,
-    ) -> None:
-        self.shape, self.names, self.given, self.classes = tuple(inputs.shape), names, given, classes
-        self.inputs = inputs if len(self.shape) == 2 and given is None else None  # must not keep pictures in memory
-
-    @cached_property
-    def features(self) -> Features:
-        if self.given is not None:
-            return self.given
-        if self.inputs is None:
-            raise DataError(f"features must be those of a table [rows, features], got inputs {list(self.shape)}")
-        features, self.inputs = Features.of(self.inputs, self.names), None
-        return features
-
-
-LIBRARIES = ("pandas", "polars")
+FRAME_LIBRARIES = ("pandas", "polars")
 LABEL_NAMES = ("label", "y", "class", "target")
 """Columns that are labels unless the user names another one, in capital or small letters."""
 BOOLEANS = ("bool", "boolean", "Boolean")
@@ -371,12 +311,12 @@ MAX_CATEGORIES = 1000
 
 def is_frame(data: Any) -> bool:
     """Whether an object is a DataFrame of pandas or polars; neither library is imported to tell."""
-    return _is_of(data, "DataFrame", "LazyFrame")
+    return _library(data) in FRAME_LIBRARIES and type(data).__name__ in ("DataFrame", "LazyFrame")
 
 
 def is_series(data: Any) -> bool:
     """Whether an object is a column of a DataFrame."""
-    return _is_of(data, "Series", "Index")
+    return _library(data) in FRAME_LIBRARIES and type(data).__name__ in ("Series", "Index")
 
 
 class CodedColumn(NamedTuple):
@@ -446,15 +386,7 @@ def read_frame(frame: Any, label: str | None = None) -> tuple[Numbers, Any, Feat
     names = [str(name) for name in frame.columns]
     if len(set(names)) < len(names):
         raise DataError(f"a DataFrame must have distinct column names, got {names[:10]}: rename them")
-    if label and label not in names:
-        raise UsageError(f"the label column {label!r} must be in the DataFrame: {nearest(label, names)}")
-    if label is None:
-        found = [name for name in names if name.lower() in LABEL_NAMES]
-        if len(found) > 1:
-            raise DataError(
-                f"a DataFrame must have one label column, got {found}: pass (frame, {found[0]!r}) to choose"
-            )
-        label = found[0] if found else None
+    label = find_label(names, label, "a DataFrame", "pass (frame, NAME) to choose")
     columns = dict(zip(names, frame.columns, strict=True))
     labels = np.asarray(frame[columns.pop(label)]) if label else None
     if not columns or not len(frame):
@@ -470,11 +402,28 @@ def read_frame(frame: Any, label: str | None = None) -> tuple[Numbers, Any, Feat
         read.append(known)
     with np.errstate(over="ignore"):
         values = np.stack([array.astype(np.float32) for array in (*arrays, *(gap for _, gap in gaps))], 1)
-    _refuse_infinite(values, list(columns))
-    features = _described(values, [*columns, *(name for name, _ in gaps)], arrays, read)
+    features = Features.of(values, [*columns, *(name for name, _ in gaps)])  # 0 and 1 are binary in every type
+    rules: list[tuple[str, dict[str, Any]]] = []
+    for array, column, kind in zip(arrays, read, features.kind, strict=False):
+        if column.values is not None:
+            rules.append((column.name, {"kind": "category", "low": 0, "high": len(column.values) - 1}))
+        elif kind == "integer" and array.dtype.kind == "f" and "nt" not in column.type:
+            rules.append((column.name, {"kind": "number"}))
     is_coded = any(known.values is not None or known.missing is not None or known.type in BOOLEANS for known in read)
     coding = Coding(_library(frame), tuple(read)) if is_coded else None
-    return values, labels, replace(features, coding=coding)
+    return values, labels, replace(features.with_rules(rules), coding=coding)
+
+
+def find_label(names: Sequence[str], label: str | None, subject: str, remedy: str) -> str | None:
+    """The column of labels: the one that is named, none for "", or by default the one with a usual name."""
+    if label is not None:
+        if label and label not in names:
+            raise UsageError(f"the label column {label!r} must be in {subject}: {nearest(label, names)}")
+        return label or None
+    found = [name for name in names if name.lower() in LABEL_NAMES]
+    if len(found) > 1:
+        raise DataError(f"{subject} must have one column of labels, got {found}: {remedy}")
+    return found[0] if found else None
 
 
 def number_labels(labels: Any) -> tuple[Numbers, list[str] | None]:
@@ -493,11 +442,6 @@ def number_labels(labels: Any) -> tuple[Numbers, list[str] | None]:
         raise DataError(f"labels must be all numbers or all names, got {odd!r} among names: fix the rows") from None
 
 
-def _is_of(data: Any, *names: str) -> bool:
-    kind = type(data)
-    return kind.__name__ in names and kind.__module__.partition(".")[0] in LIBRARIES
-
-
 def _library(data: Any) -> str:
     return type(data).__module__.partition(".")[0]
 
@@ -512,20 +456,17 @@ def _read_column(series: Any, name: str) -> tuple[Numbers, CodedColumn, Numbers 
         )
     is_missing = np.asarray(series.isna() if _library(series) == "pandas" else series.is_null())
     column = CodedColumn(name, str(series.dtype).partition("(")[0])
-    objects = None
-    if kind == "O":
-        objects = series.to_list()
-        present = [value for value, is_gap in zip(objects, is_missing, strict=True) if not is_gap]
-        column = column._replace(has_none=any(value is None for value in objects))
-        is_numeric = all(
-            isinstance(value, int | float | np.number) and not isinstance(value, bool) for value in present
-        )
-        if column.type in LISTING or not is_numeric or not present:
-            return *_categories(series, column, objects, present, is_missing), None
     array = np.asarray(series)
-    if array.dtype.kind not in "biuf":  # nullable columns are objects
-        known = series.to_list() if objects is None else objects
-        array = np.array([0.0 if gap else float(value) for value, gap in zip(known, is_missing, strict=True)])
+    if kind == "O" or array.dtype.kind not in "biuf":  # nullable columns are objects
+        objects = [value.item() if isinstance(value, np.generic) else value for value in series.to_list()]
+        present = [value for value, is_gap in zip(objects, is_missing, strict=True) if not is_gap]
+        is_numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in present)
+        if kind == "O":
+            column = column._replace(has_none=any(value is None for value in objects))
+            if column.type in LISTING or not is_numeric or not present:
+                return *_categories(series, column, present, is_missing), None
+        array = np.zeros(len(objects))
+        array[~is_missing] = [float(value) for value in present]
     is_gap = is_missing | np.isnan(array) if array.dtype.kind == "f" else is_missing
     if not is_gap.any():
         return array, column, None
@@ -548,18 +489,18 @@ def _kind(dtype: Any) -> str | None:
 
 
 def _categories(
-    series: Any, column: CodedColumn, objects: list[Any], present: list[Any], is_missing: Numbers
+    series: Any, column: CodedColumn, present: list[Any], is_missing: Numbers
 ) -> tuple[Numbers, CodedColumn]:
     """The codes of a column of names, in sorted order or that of its type, and what they stand for."""
-    plain = [value.item() if isinstance(value, np.generic) else value for value in present]
-    wrong = next((value for value in plain if not isinstance(value, str | bool | int | float)), None)
+    wrong = next((value for value in present if not isinstance(value, str | bool | int | float)), None)
     if wrong is not None:
         raise DataError(
             f"column {column.name!r} of the DataFrame must be numbers, booleans or names, got {type(wrong).__name__}: "
             "encode it as numbers, or drop it"
         )
-    listed = _listed(series)
-    distinct = {(type(value).__name__, value) for value in plain}
+    is_listed = str(series.dtype).startswith(("category", "Enum"))
+    listed = tuple(series.dtype.categories.to_list()) if is_listed else None
+    distinct = {(type(value).__name__, value) for value in present}
     if len(distinct) > MAX_CATEGORIES:
         raise DataError(
             f"column {column.name!r} of the DataFrame must have at most {MAX_CATEGORIES:,} distinct names, got "
@@ -568,81 +509,41 @@ def _categories(
     order = {value: k for k, value in enumerate(listed or ())}
     values = [value for _, value in sorted(distinct, key=lambda pair: (order.get(pair[1], 0), *pair))]
     codes = {(type(value), value): float(k) for k, value in enumerate(values)}
-    pairs = zip(objects, is_missing, strict=True)
-    known = [value.item() if isinstance(value, np.generic) else value for value, gap in pairs if not gap]
-    numbers = np.full(len(objects), float(len(values)))
-    numbers[~is_missing] = [codes[type(value), value] for value in known]
+    numbers = np.full(len(is_missing), float(len(values)))
+    numbers[~is_missing] = [codes[type(value), value] for value in present]
     if is_missing.any():
         values.append(None)
     is_ordered = bool(getattr(series.dtype, "ordered", False))
     return numbers, column._replace(values=tuple(values), categories=listed, is_ordered=is_ordered)
 
 
-def _listed(series: Any) -> tuple[Any, ...] | None:
-    """All values that the type of a column lists."""
-    is_listed = str(series.dtype).startswith(("category", "Enum"))
-    return tuple(series.dtype.categories.to_list()) if is_listed else None
-
-
-def _codes(column: CodedColumn, inputs: Numbers, k: int) -> list[Any]:
-    """The values of a category in some rows."""
-    assert column.values is not None
-    places = np.rint(inputs[:, k]).clip(0, len(column.values) - 1).astype(np.int64)
-    return [column.values[place] for place in places]
+def _column_values(column: CodedColumn, inputs: Numbers, k: int) -> list[Any]:
+    """The values of a column in some rows."""
+    if column.values is not None:
+        places = np.rint(inputs[:, k]).clip(0, len(column.values) - 1).astype(np.int64)
+        return [column.values[place] for place in places]
+    numbers = inputs[:, k].astype(np.float64)
+    is_whole = "int" in column.type.lower() or column.type in BOOLEANS
+    values: list[Any] = (np.rint(numbers).astype(np.int64) if is_whole else numbers).tolist()
+    if column.missing is None:
+        return values
+    is_missing, gap = inputs[:, column.missing] > 0.5, None if column.has_none else np.nan
+    return [gap if is_gap else value for value, is_gap in zip(values, is_missing, strict=True)]
 
 
 def _pandas_series(pandas: Any, column: CodedColumn, inputs: Numbers, k: int) -> Any:
-    if column.values is not None:
-        values = _codes(column, inputs, k)
-        if column.type == "category":
-            return pandas.Categorical(values, categories=list(column.categories or ()), ordered=column.is_ordered)
-        if column.type == "object" and not column.has_none:
-            values = [np.nan if value is None else value for value in values]
-        return pandas.Series(values, dtype=column.type)
-    numbers = inputs[:, k].astype(np.float64)
-    is_whole = "int" in column.type.lower() or column.type in BOOLEANS
-    numbers = np.rint(numbers) if is_whole else numbers
-    if column.missing is not None:
-        numbers[inputs[:, column.missing] > 0.5] = np.nan
-    return pandas.Series(numbers).astype(column.type)
+    values = _column_values(column, inputs, k)
+    if column.values is None:
+        return pandas.Series(values).astype(column.type)
+    if column.type == "category":
+        return pandas.Categorical(values, categories=list(column.categories or ()), ordered=column.is_ordered)
+    if column.type == "object" and not column.has_none:
+        values = [np.nan if value is None else value for value in values]
+    return pandas.Series(values, dtype=column.type)
 
 
 def _polars_series(polars: Any, column: CodedColumn, inputs: Numbers, k: int) -> Any:
     kind = getattr(polars, column.type)
-    if column.values is not None:
-        kind = polars.Enum(list(column.categories or ())) if column.type == "Enum" else kind
-        return polars.Series(column.name, _codes(column, inputs, k), dtype=kind)
-    numbers = inputs[:, k].astype(np.float64)
-    is_whole = "Int" in column.type or column.type in BOOLEANS
-    values = (np.rint(numbers).astype(np.int64) if is_whole else numbers).tolist()
-    if column.missing is not None:
-        gap = None if column.has_none else np.nan
-        values = [
-            gap if is_gap else value for value, is_gap in zip(values, inputs[:, column.missing] > 0.5, strict=True)
-        ]
-    return polars.Series(column.name, values, dtype=kind, strict=False)
-
-
-def _refuse_infinite(values: Numbers, names: Sequence[str]) -> None:
-    bad = np.argwhere(~np.isfinite(values))
-    if len(bad):
-        row, column = bad[0].tolist()
-        raise DataError(
-            f"column {names[column]!r} of the DataFrame must hold finite numbers, but row {row} has an infinity: fix "
-            "or drop it"
-        )
-
-
-def _described(
-    values: Numbers, names: Sequence[str], arrays: Sequence[Numbers], columns: Sequence[CodedColumn]
-) -> Features:
-    """Features by the type of their columns; 0 and 1 are binary in every type."""
-    features = Features.of(values, names)
-    rules: list[tuple[str, dict[str, Any]]] = []
-    same = {"low": None, "high": None, "change": None}
-    for name, array, column, kind in zip(names, arrays, columns, features.kind, strict=False):
-        if column.values is not None:
-            rules.append((name, {**same, "kind": "category", "low": 0, "high": len(column.values) - 1}))
-        elif kind == "integer" and array.dtype.kind == "f" and "nt" not in column.type:
-            rules.append((name, {**same, "kind": "number"}))
-    return features.with_rules(rules) if rules else features
+    if column.type == "Enum":
+        kind = polars.Enum(list(column.categories or ()))
+    return polars.Series(column.name, _column_values(column, inputs, k), dtype=kind, strict=column.values is not None)

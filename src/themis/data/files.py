@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
 import io
+import math
 import os
 import shutil
-import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +20,10 @@ from themis.errors import DataError, ThemisError, UsageError
 from themis.progress import advance
 
 Numbers = NDArray[Any]
-STEP_BYTES = 1 << 20
+READ_BYTES = 1 << 20
+"""Bytes that are read at a time."""
 MAX_HEADER = 1 << 16
+"""Bytes of the header of an array at most."""
 
 
 def existing_file(path: Path) -> Path:
@@ -32,13 +33,6 @@ def existing_file(path: Path) -> Path:
         problem = kind if os.path.exists(path) else "does not"
         raise DataError(f"the data file must exist, but {str(path)[:200]} {problem}: check the path")
     return path.absolute()
-
-
-def required_path(path: Path | None, reader: str) -> Path:
-    """The path for a reader that cannot do without one."""
-    if path is None:
-        raise UsageError(f"the {reader} reader needs a path: write {reader}:PATH")
-    return path
 
 
 @contextmanager
@@ -59,7 +53,7 @@ def read_exactly(file: io.BufferedIOBase, n_bytes: int, path: Path) -> NDArray[n
     check_memory(n_bytes, str(path))
     content, n_read = np.empty(n_bytes, np.uint8), 0  # the system gives memory only where something is written
     while n_read < n_bytes:
-        n_new = file.readinto(content[n_read : n_read + STEP_BYTES].data)
+        n_new = file.readinto(content[n_read : n_read + READ_BYTES].data)
         if not n_new:
             raise DataError(
                 f"{path} must hold {n_bytes:,} bytes of numbers, but {n_bytes - n_read:,} are missing: download it "
@@ -70,27 +64,18 @@ def read_exactly(file: io.BufferedIOBase, n_bytes: int, path: Path) -> NDArray[n
     return content
 
 
-def open_plain_or_gz(path: Path) -> io.BufferedIOBase:
-    """Open a file, decompressing it if its first bytes are those of a gzip file."""
-    with existing_file(path).open("rb") as file:
-        is_gz = file.read(2) == b"\x1f\x8b"
-    return gzip.open(path) if is_gz else path.open("rb")
-
-
 def read_npy(path: Path) -> Numbers:
     """The array in a .npy file, mapped into memory. Arrays of objects are refused: they would have to be unpickled."""
     with data_errors(path, "a NumPy array of numbers"):
         with existing_file(path).open("rb") as file:
-            shape, is_fortran, dtype, offset = _npy_header(file)
-        _check_dtype(dtype, path, "array")
-        _check_declared(path.stat().st_size - offset, shape, dtype, path)
-        if 0 in shape or dtype.itemsize == 0:
+            shape, order, dtype, offset = _npy_header(file, path.stat().st_size, str(path))
+        if dtype.itemsize * math.prod(shape) == 0:
             return np.zeros(shape, dtype)
-        return np.memmap(path, dtype, "r", offset, shape, "F" if is_fortran else "C")
+        return np.memmap(path, dtype, "r", offset, shape, order)
 
 
-def read_npz(path: Path, names: tuple[str, ...] | None = None) -> dict[str, Numbers]:
-    """The arrays of an archive by name, all or only `names`; those that are not compressed are mapped into memory.
+def read_npz(path: Path, names: tuple[str, ...]) -> dict[str, Numbers]:
+    """The arrays of an archive with these names; those that are not compressed are mapped into memory.
 
     The sizes that an archive declares are checked before anything is unpacked.
     """
@@ -103,11 +88,7 @@ def read_npz(path: Path, names: tuple[str, ...] | None = None) -> dict[str, Numb
                 )
         with zipfile.ZipFile(path) as archive:
             members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
-            return {
-                name: _npz_array(archive, member, path)
-                for name, member in members.items()
-                if names is None or name in names
-            }
+            return {name: _npz_array(archive, members[name], path) for name in names if name in members}
 
 
 def names_in_npz(path: Path) -> list[str]:
@@ -121,49 +102,48 @@ def _npz_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) ->
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise DataError(f"{subject} must be stored or deflated, as NumPy writes it: save it again with np.savez")
     with archive.open(member) as file:
-        shape, is_fortran, dtype, start = _npy_header(file)
-    _check_dtype(dtype, path, "archive")
-    _check_declared(member.file_size - start, shape, dtype, subject)
-    n_bytes, order = _n_bytes(shape, dtype), "F" if is_fortran else "C"
+        shape, order, dtype, start = _npy_header(file, member.file_size, subject)
+    n_bytes = dtype.itemsize * math.prod(shape)
     if member.compress_type == zipfile.ZIP_STORED and n_bytes:
         with path.open("rb") as raw:
             raw.seek(member.header_offset + 26)
             n_name, n_extra = np.frombuffer(raw.read(4), "<u2").tolist()
-        offset = member.header_offset + 30 + n_name + n_extra + start
-        return np.memmap(path, dtype, "r", offset, shape, order)  # type: ignore[call-overload,no-any-return]
+        return np.memmap(path, dtype, "r", member.header_offset + 30 + n_name + n_extra + start, shape, order)
     with archive.open(member) as file:
         file.read(start)
-        content = read_exactly(file, n_bytes, path)  # type: ignore[arg-type]
-    return content.view(dtype).reshape(shape, order=order)  # type: ignore[call-overload,no-any-return]
+        return read_exactly(file, n_bytes, path).view(dtype).reshape(shape, order=order)  # type: ignore[arg-type]
 
 
-def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.generic], int]:
-    """Shape, order, type and offset of the numbers. At most `MAX_HEADER` bytes are read, whatever is declared."""
+def _npy_header(
+    file: IO[bytes], n_bytes: int, subject: str
+) -> tuple[tuple[int, ...], Literal["C", "F"], np.dtype[Any], int]:
+    """Shape, order, type and offset of the numbers in a file of `n_bytes`.
+
+    At most `MAX_HEADER` bytes are read, whatever is declared.
+    """
     head = io.BytesIO(file.read(MAX_HEADER))
     version = np.lib.format.read_magic(head)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    return (*read(head), head.tell())
-
-
-def _check_dtype(dtype: np.dtype[np.generic], subject: Path | str, kind: str) -> None:
+    shape, is_fortran, dtype = read(head)
     if dtype.hasobject or dtype.names:
-        raise DataError(f"{subject} must be a NumPy {kind} of numbers, but it holds {dtype}: save plain numbers")
-
-
-def _check_declared(n_actual: int, shape: tuple[int, ...], dtype: np.dtype[np.generic], subject: Path | str) -> None:
-    declared = _n_bytes(shape, dtype)
+        raise DataError(f"{subject} must be a NumPy array of numbers, but it holds {dtype}: save plain numbers")
+    declared, n_actual = dtype.itemsize * math.prod(shape), n_bytes - head.tell()
     if declared > n_actual or any(side < 0 for side in shape):
         raise DataError(
             f"{subject} must be a NumPy array of {list(shape)} {dtype}, {declared:,} bytes, but it has {n_actual:,}: "
             "download it again"
         )
+    return shape, "F" if is_fortran else "C", dtype, head.tell()
 
 
-def _n_bytes(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> int:
-    n = dtype.itemsize
-    for side in shape:
-        n *= side
-    return n
+def parse_whole(value: int | str | None, name: str, most: int, example: int) -> int | None:
+    """The whole number that an option gives."""
+    if value is None:
+        return None
+    number = int(value) if str(value).isdecimal() else 0
+    if not 1 <= number <= most:
+        raise UsageError(f"{name} must be a whole number from 1 to {most:,}, got {value!r}: write ?{name}={example}")
+    return number
 
 
 def labelled_files(
@@ -177,82 +157,71 @@ def labelled_files(
         raise DataError(f"the folder of {noun} must exist, but {folder} does not: check the path")
     with data_errors(folder, "a folder that can be listed"):
         classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-        files_by_class = [_files_in(class_folder, suffixes) for class_folder in classes]
-        loose = _files_in(folder, suffixes)
-    if any(files_by_class) and loose:
+        loose, *by_class = (
+            sorted(path for path in each.iterdir() if path.suffix.lower() in suffixes and path.is_file())
+            for each in (folder, *classes)
+        )
+    if any(by_class) and loose:
         raise DataError(
             f"{folder} must hold either class folders or {noun}, but it has both, such as {loose[0].name}: move the "
             f"{noun} away"
         )
-    if not any(files_by_class):
+    if loose:
         return loose, None, None
-    files = [file for class_files in files_by_class for file in class_files]
-    labels = [k for k, class_files in enumerate(files_by_class) for _ in class_files]
-    return files, labels, [path.name for path in classes]
-
-
-def _files_in(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in suffixes and path.is_file())
+    if not any(by_class):
+        raise DataError(f"{folder} must hold {noun} ({', '.join(suffixes)}), but it has none: check the path")
+    labels = [k for k, files in enumerate(by_class) for _ in files]
+    return [file for files in by_class for file in files], labels, [path.name for path in classes]
 
 
 FALLBACK_BYTES = 8 << 30
 """Assumed to be available if the system does not tell."""
 
 
+CONTAINER_FILES = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file "),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file "),
+)
+"""The limit of a container, what it uses, and in a list what of that is a cache that can be dropped."""
+
+
 def available_bytes() -> int:
-    """Available memory: the least of the machine's, the container's limit and the process's limit."""
-    return max(0, min(_machine(), _container(), _process()))
+    """Available memory: the least of what the machine, the container and the process may still take."""
+    limits, folder = [_machine()], Path("/sys/fs/cgroup")
+    for most, usage, details, cache in CONTAINER_FILES:
+        with suppress(OSError, ValueError, IndexError):  # no container, or "max"
+            cached = (folder / details).read_text().split(cache)[1].split()[0]
+            limits.append(int((folder / most).read_text()) - int((folder / usage).read_text()) + int(cached))
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit != resource.RLIM_INFINITY:
+            limits.append(limit - int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize())
+    return max(0, min(limits))
 
 
 def check_memory(n_bytes: int, subject: str) -> None:
     """Raise an error if `subject` declares to need more than half of the available memory."""
-    _check(n_bytes, available_bytes() // 2, subject, "half of the available memory")
+    _check(n_bytes, available_bytes(), subject, "available memory")
 
 
 def check_disk(n_bytes: int, subject: str) -> None:
     """Raise an error if `subject` declares to need more than half of the free disk space for temporary files."""
-    _check(n_bytes, shutil.disk_usage(tempfile.gettempdir()).free // 2, subject, "half of the free disk space")
+    _check(n_bytes, shutil.disk_usage(tempfile.gettempdir()).free, subject, "free disk space")
 
 
-def _check(n_bytes: int, limit: int, subject: str, limit_name: str) -> None:
-    if n_bytes > limit:
+def _check(n_bytes: int, room: int, subject: str, noun: str) -> None:
+    if n_bytes > room // 2:
         raise DataError(
-            f"{subject} must fit in {limit_name}, {_size(limit)}, but it declares {_size(n_bytes)}: check the file, or "
-            "split it"
+            f"{subject} must fit in half of the {noun}, {room / 2**21:,.0f} MiB, but it declares "
+            f"{n_bytes / 2**20:,.0f} MiB: check the file, or split it"
         )
 
 
-def _size(n_bytes: int) -> str:
-    return f"{n_bytes / 2**20:,.0f} MiB"
-
-
 def _machine() -> int:
-    try:
+    with suppress(OSError, IndexError, ValueError):
         return int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) << 10
-    except (OSError, IndexError, ValueError):
-        pass  # not Linux
-    try:
+    with suppress(OSError, AttributeError, ValueError):  # not Linux
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    except (OSError, AttributeError, ValueError):
-        return FALLBACK_BYTES
-
-
-def _container() -> int:
-    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            return int(Path(name).read_text())
-        except (OSError, ValueError):
-            continue  # no container, or "max"
-    return sys.maxsize
-
-
-def _process() -> int:
-    try:
-        import resource
-
-        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-        if limit == resource.RLIM_INFINITY:
-            return sys.maxsize
-        return limit - int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    except (ImportError, OSError, ValueError):
-        return sys.maxsize
+    return FALLBACK_BYTES

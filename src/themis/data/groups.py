@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterator
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from themis.data.rows import Rows, as_array
+from themis.data.rows import Rows, blocks
 from themis.data.seeds import Seeds
 from themis.errors import DataError
 from themis.progress import advance, step
@@ -66,9 +64,6 @@ def join_copies(group: Ints, hashes: Hashes) -> Ints:
     return joined
 
 
-STEP_BYTES = 16 << 20
-"""Size of the inputs that are read and hashed at a time."""
-
 Hashes = NDArray[np.uint64]
 
 
@@ -84,20 +79,12 @@ def input_hashes(inputs: Tensor | Rows) -> Hashes:
     """
     hashes = np.empty(len(inputs), np.uint64)
     with step("hashing the inputs"):
-        for start, block in _blocks(inputs):
-            digests = [hashlib.blake2b(content, digest_size=8).digest() for content in _contents(block)]
+        for start, block in blocks(inputs):
+            contents = _contents(block.flatten(1).numpy())
+            digests = [hashlib.blake2b(content, digest_size=8).digest() for content in contents]
             hashes[start : start + len(block)] = np.frombuffer(b"".join(digests), "<u8")
             advance(start, len(inputs), "inputs")
     return hashes
-
-
-def _blocks(inputs: Tensor | Rows) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """All inputs as flat rows, in blocks of about `STEP_BYTES`, each with the index of its first row."""
-    n = len(inputs)
-    step = max(1, STEP_BYTES * n // max(1, math.prod(inputs.shape) * 4))
-    for start in range(0, n, step):
-        rows = as_array(inputs[torch.arange(start, min(start + step, n))])
-        yield start, np.asarray(rows, np.float32).reshape(len(rows), -1)
 
 
 def _contents(block: NDArray[np.float32]) -> Iterator[bytes]:

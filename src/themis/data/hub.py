@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from themis.data.files import Numbers, data_errors
-from themis.data.pictures import Mode, parse_side, pixels_of
-from themis.data.seeds import Seeds, from_reader, scaled
+from themis.data.files import Numbers, data_errors, parse_whole
+from themis.data.pictures import LONGEST_SIDE, OTHER_SIZE, pixels_of
+from themis.data.seeds import Seeds, from_files, scaled
 from themis.errors import NO_TEXT, DataError, MissingExtraError, UsageError, nearest
 
 INPUT_NAMES = ("image", "img", "pixel_values", "inputs", "x")
 TEXT_NAMES = ("text", "sentence", "input_ids", "tokens")
-LABEL_NAMES = ("label", "labels", "fine_label", "y", "class")
+LABEL_COLUMNS = ("label", "labels", "fine_label", "y", "class")
 
 
 def hub_seeds(
@@ -55,14 +55,23 @@ def hub_seeds(
         else:
             data = library.load_dataset(path.as_posix(), config, split=split)
         names = list(data.column_names)
-    if image is None and not any(name in names for name in INPUT_NAMES):
-        _refuse_text(data, next((name for name in TEXT_NAMES if name in names), None), path)
-    column = _column(names, image, INPUT_NAMES, "a column of inputs", "image", path)
-    has_labels = label is not None or any(name in names for name in LABEL_NAMES)
-    label_column = _column(names, label, LABEL_NAMES, "a column of labels", "label", path) if has_labels else None
+    column, label_column = _find(names, image, INPUT_NAMES, path), _find(names, label, LABEL_COLUMNS, path)
+    _refuse_text(data, column or _find(names, None, TEXT_NAMES, path), path)
+    if column is None:
+        raise DataError(f"hf:{path} must have a column of inputs, got {names}: give its name as ?image=NAME")
     labels = None if label_column is None else list(data[label_column])
     classes = None if label_column is None else getattr(data.features[label_column], "names", None)
-    return _seeds(data, column, labels, path, parse_side(size, "size")).with_classes(classes)
+    side = parse_whole(size, "size", LONGEST_SIDE, 224)
+    is_grey = len(data) > 0 and getattr(data[0][column], "mode", "RGB") in ("L", "1")
+
+    def load(k: int) -> Numbers:
+        with data_errors(f"hf:{path}, row {k}", "a picture or numbers"):
+            value = data[k][column]
+            if hasattr(value, "convert"):
+                return scaled(pixels_of(value, "L" if is_grey else "RGB", side), 255)
+            return np.asarray(value)
+
+    return from_files(range(len(data)), load, labels, OTHER_SIZE).with_classes(classes)
 
 
 def _saved_split(loaded: Any, split: str, path: Path) -> Any:
@@ -83,25 +92,6 @@ def _saved_split(loaded: Any, split: str, path: Path) -> Any:
     return data.select(range(*slice(first, last).indices(len(data))))
 
 
-def _seeds(data: Any, column: str, labels: Any, path: Path, size: int | None) -> Seeds:
-    if len(data) == 0:
-        raise DataError(f"hf:{path} must hold at least one seed, got none: check ?split=")
-    _refuse_text(data, column, path)
-    first = data[0][column]
-    mode: Mode = "L" if getattr(first, "mode", "RGB") in ("L", "1") else "RGB"
-
-    def load(k: int) -> Numbers:
-        name = f"hf:{path}, row {k}"
-        with data_errors(name, "a picture or numbers"):
-            value = data[k][column]
-            if not hasattr(value, "convert"):
-                return np.asarray(value)
-            return scaled(pixels_of(value, mode, size), 255)
-
-    shape = tuple(load(0).shape)
-    return from_reader(load, shape, len(data), labels)
-
-
 def _refuse_text(data: Any, column: str | None, path: Path) -> None:
     """Refuse a column of text: strings, lists of them, or token ids by their usual name."""
     value = None if column is None or len(data) == 0 else data[0][column]
@@ -110,12 +100,8 @@ def _refuse_text(data: Any, column: str | None, path: Path) -> None:
         raise DataError(f"inputs must be numbers, got text in the column {column!r} of hf:{path}: {NO_TEXT}")
 
 
-def _column(names: list[str], requested: str | None, usual: tuple[str, ...], noun: str, option: str, path: Path) -> str:
-    if requested is not None:
-        if requested not in names:
-            raise UsageError(f"the column {requested!r} must be in hf:{path}: {nearest(requested, names)}")
-        return requested
-    candidates = [name for name in usual if name in names]
-    if not candidates:
-        raise DataError(f"hf:{path} must have {noun}, got {names}: give its name as ?{option}=NAME")
-    return candidates[0]
+def _find(names: list[str], requested: str | None, usual: tuple[str, ...], path: Path) -> str | None:
+    """The column that is requested, or the first that has a usual name."""
+    if requested is not None and requested not in names:
+        raise UsageError(f"the column {requested!r} must be in hf:{path}: {nearest(requested, names)}")
+    return requested or next((name for name in usual if name in names), None)

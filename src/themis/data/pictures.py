@@ -11,17 +11,20 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from themis.data.files import Numbers, data_errors, labelled_files, required_path
-from themis.data.seeds import Seeds, from_reader, scaled
+from themis.data.files import Numbers, data_errors, labelled_files, parse_whole
+from themis.data.seeds import Seeds, from_files, scaled
 from themis.errors import DataError, MissingExtraError, UsageError
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
+PICTURE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 MAX_PIXELS = 1 << 26
 """Largest picture that is decoded: 67 million pixels."""
+LONGEST_SIDE = 8192
+OTHER_SIZE = "scale them with ?size="
+"""What to do with pictures of different sizes."""
 
 Mode = Literal["RGB", "L"]
 MODES: dict[str, Mode] = {"rgb": "RGB", "grey": "L", "gray": "L", "l": "L"}
@@ -29,7 +32,7 @@ Pixels = NDArray[np.uint8]
 
 
 def image_seeds(
-    path: Path | None = None, *, size: int | str | None = None, crop: int | str | None = None, mode: str | None = None
+    path: Path, *, size: int | str | None = None, crop: int | str | None = None, mode: str | None = None
 ) -> Seeds:
     """A folder with one folder of pictures per class, or of pictures without labels.
 
@@ -37,32 +40,21 @@ def image_seeds(
     size: the short side is scaled to it and the central square taken. crop: the central square of this side, taken
     afterwards. mode: `rgb` or `grey` (also `gray` and `L`); by default that of the first picture.
     """
-    folder = required_path(path, "images").absolute()
-    files, labels, classes = labelled_files(folder, SUFFIXES, "pictures")
-    sides = {"size": parse_side(size, "size"), "crop": parse_side(crop, "crop")}
-    return picture_seeds(files, labels, **sides, mode=mode, subject=str(folder)).with_classes(classes)
+    files, labels, classes = labelled_files(path.absolute(), SUFFIXES, "pictures")
+    short, square = parse_whole(size, "size", LONGEST_SIDE, 224), parse_whole(crop, "crop", LONGEST_SIDE, 224)
+    return picture_seeds(files, labels, size=short, crop=square, mode=mode).with_classes(classes)
 
 
 def picture_seeds(
-    files: Sequence[Path],
-    labels: Any,
-    *,
-    subject: str,
-    size: int | None = None,
-    crop: int | None = None,
-    mode: str | None = None,
+    files: Sequence[Path], labels: Any, *, size: int | None = None, crop: int | None = None, mode: str | None = None
 ) -> Seeds:
-    """Seeds from picture files; `subject` names the collection in messages."""
-    if not files:
-        raise DataError(f"{subject} must hold pictures ({', '.join(SUFFIXES)}), but it has none: check the path")
+    """Seeds from picture files."""
     pixel_mode = parse_mode(mode) or picture_mode(files[0])
-    shape = crop_picture(decode(files[0], files[0], mode=pixel_mode, size=size), files[0], crop).shape
 
-    def read(k: int) -> Numbers:
-        pixels = crop_picture(decode(files[k], files[k], mode=pixel_mode, size=size), files[k], crop)
-        return scaled(same_shape(pixels, files[k], shape), 255)
+    def read(file: Path) -> Numbers:
+        return scaled(crop_picture(decode(file, file, mode=pixel_mode, size=size), file, crop), 255)
 
-    return from_reader(read, shape, len(files), labels)
+    return from_files(files, read, labels, OTHER_SIZE)
 
 
 def decode(file: Path | IO[bytes], name: Path | str, *, mode: Mode, size: int | None = None) -> Pixels:
@@ -100,16 +92,6 @@ def crop_picture(pixels: Pixels, name: Path | str, crop: int | None) -> Pixels:
     return np.ascontiguousarray(pixels[:, top : top + crop, left : left + crop])
 
 
-def same_shape(pixels: Pixels, name: Path | str, shape: tuple[int, ...]) -> Pixels:
-    """The pixels, if they have the shape of the first picture."""
-    if pixels.shape != shape:
-        raise DataError(
-            f"all inputs must have the same shape, but {name} is {pixels.shape[2]}x{pixels.shape[1]} and the first "
-            f"is {shape[2]}x{shape[1]}: scale them with ?size={min(shape[1:])}"
-        )
-    return pixels
-
-
 def picture_mode(file: Path) -> Mode:
     """`L` if a picture is grey, otherwise `RGB`."""
     with _opened(file, file) as image:
@@ -132,7 +114,7 @@ def _opened(file: Path | IO[bytes], name: Path | str) -> Iterator[Picture]:
     with data_errors(name, "a picture (PNG, JPEG, WebP or BMP)"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # large pictures are refused below, odd ones are read as well as possible
         try:
-            image = Image.open(file, formats=FORMATS)
+            image = Image.open(file, formats=PICTURE_FORMATS)
         except Image.DecompressionBombError as error:
             raise _too_large(name, "many more") from error
         with image:
@@ -148,19 +130,6 @@ def _opened(file: Path | IO[bytes], name: Path | str) -> Iterator[Picture]:
 
 def _too_large(name: Path | str, size: str) -> DataError:
     return DataError(f"{name} must have at most {MAX_PIXELS:,} pixels, got {size}: scale it down, or drop it")
-
-
-def parse_side(value: int | str | None, name: str) -> int | None:
-    """The number of pixels that an option gives."""
-    if value is None:
-        return None
-    try:
-        side = int(value)
-    except ValueError:
-        side = 0
-    if not 1 <= side <= 8192:
-        raise UsageError(f"{name} must be a whole number of pixels from 1 to 8192, got {value!r}: write ?{name}=224")
-    return side
 
 
 def parse_mode(mode: str | None) -> Mode | None:

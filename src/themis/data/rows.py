@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ HELD_BYTES = 1 << 30
 """Data up to this size (and up to a quarter of the available memory) is read once and then held in memory."""
 CACHE_BYTES = 256 << 20
 """For larger data, the rows read last are cached up to this size (and up to an eighth of the available memory)."""
+BLOCK_BYTES = 16 << 20
+"""Size of the inputs that are processed at a time."""
 ROWS_PER_READ = 64
 """Rows that are read at a time into memory."""
 
@@ -28,28 +31,6 @@ Read = Callable[[int], Tensor | Numbers]
 def held_bytes() -> int:
     """The size up to which data is held in memory."""
     return min(HELD_BYTES, available_bytes() // 4)
-
-
-class RowCache:
-    """The rows read last, as many as fit in `max_bytes`."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes, self.n_bytes = max_bytes, 0
-        self._rows: OrderedDict[int, Numbers] = OrderedDict()
-
-    def get(self, k: int) -> Numbers | None:
-        row = self._rows.get(k)
-        if row is not None:
-            self._rows.move_to_end(k)
-        return row
-
-    def put(self, k: int, row: Numbers) -> None:
-        if row.nbytes > self.max_bytes:
-            return
-        self._rows[k] = row
-        self.n_bytes += row.nbytes
-        while self.n_bytes > self.max_bytes:
-            self.n_bytes -= self._rows.popitem(last=False)[1].nbytes
 
 
 class Rows:
@@ -65,12 +46,14 @@ class Rows:
         shape: tuple[int, ...],
         *,
         device: torch.device | None = None,
-        cache: RowCache | None = None,
+        cache_bytes: int | None = None,
     ) -> None:
-        """index `[seeds]`: the index of each row in the data. shape: that of one input."""
+        """index `[seeds]`: the index of each row in the data. shape: that of one input. cache_bytes: as CACHE_BYTES."""
         self._read, self._index, self._device = read, index, device or torch.device("cpu")
         self.shape = (len(index), *shape)
-        self._cache = cache or RowCache(min(CACHE_BYTES, available_bytes() // 8))
+        cache_bytes = min(CACHE_BYTES, available_bytes() // 8) if cache_bytes is None else cache_bytes
+        most = cache_bytes // max(1, torch.float32.itemsize * math.prod(shape))
+        self._row = lru_cache(most)(partial(_read_row, read, tuple(shape)))
 
     def __len__(self) -> int:
         return len(self._index)
@@ -78,10 +61,7 @@ class Rows:
     @property
     def nbytes(self) -> int:
         """Size of all rows if they were held in memory."""
-        n = torch.float32.itemsize
-        for side in self.shape:
-            n *= side
-        return n
+        return torch.float32.itemsize * math.prod(self.shape)
 
     def __getitem__(self, rows: Any) -> Tensor:
         requested = self._index[rows.cpu() if isinstance(rows, Tensor) else rows]
@@ -94,23 +74,33 @@ class Rows:
             first_row.setdefault(k, row)
         return torch.from_numpy(inputs).reshape(*requested.shape, *self.shape[1:]).to(self._device)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(Rows, device=self._device), (self._read, self._index, self.shape[1:])  # without the cache
+
     def part(self, rows: Any) -> Rows:
         """Some of the rows, without reading them."""
-        return Rows(self._read, self._index[rows].reshape(-1), self.shape[1:], device=self._device, cache=self._cache)
+        index = self._index[rows].reshape(-1)
+        return self._with(_index=index, shape=(len(index), *self.shape[1:]))
 
     def to(self, device: torch.device) -> Rows:
         """The same rows, placed on a device when they are read."""
-        return Rows(self._read, self._index, self.shape[1:], device=device, cache=self._cache)
+        return self._with(_device=device)
 
-    def moved(self, axis: int, to: int) -> Rows:
-        """The same rows with an axis of each in another place."""
+    def _with(self, **changes: Any) -> Rows:
+        """The same rows, which share the cache, with other attributes."""
+        other = object.__new__(type(self))
+        vars(other).update(vars(self) | changes)
+        return other
+
+    def with_channels_first(self) -> Rows:
+        """The same rows with the last axis of each in the first place."""
         read = self._read
 
         def read_moved(k: int) -> Numbers:
-            return np.moveaxis(as_array(read(k)), axis, to)
+            return np.moveaxis(as_array(read(k)), -1, 0)
 
-        shape = np.moveaxis(np.empty((*self.shape[1:], 0)), axis - 1 if axis < 0 else axis, to).shape[:-1]
-        return Rows(read_moved, self._index, shape, device=self._device)
+        *shape, channels = self.shape[1:]
+        return Rows(read_moved, self._index, (channels, *shape), device=self._device)
 
     def in_memory(self) -> Tensor | Rows:
         """All rows as a tensor, if they fit in memory."""
@@ -123,21 +113,19 @@ class Rows:
                 advance(first, len(self), "inputs")
         return inputs
 
-    def _row(self, k: int) -> Numbers:
-        row = self._cache.get(k)
-        if row is None:
-            values = as_array(self._read(k))
-            if tuple(values.shape) != self.shape[1:]:
-                raise DataError(
-                    f"all inputs must have the same shape, but seed {k} has {list(values.shape)} and the first "
-                    f"has {list(self.shape[1:])}: resize them in the data set"
-                )
-            with np.errstate(over="ignore"):
-                row = np.array(values, np.float32)  # a copy: a data set may reuse its memory
-            if not np.isfinite(row).all():
-                raise DataError(f"inputs must be finite, but seed {k} has a NaN or an infinity: fix or drop it")
-            self._cache.put(k, row)
-        return row
+
+def _read_row(read: Read, shape: tuple[int, ...], k: int) -> Numbers:
+    values = as_array(read(k))
+    if tuple(values.shape) != shape:
+        raise DataError(
+            f"all inputs must have the same shape, but seed {k} has {list(values.shape)} and the first has "
+            f"{list(shape)}: resize them in the data set"
+        )
+    with np.errstate(over="ignore"):
+        row = np.array(values, np.float32)  # a copy: a data set may reuse its memory
+    if not np.isfinite(row).all():
+        raise DataError(f"inputs must be finite, but seed {k} has a NaN or an infinity: fix or drop it")
+    return row
 
 
 def as_array(values: Tensor | Numbers) -> Numbers:
@@ -146,3 +134,14 @@ def as_array(values: Tensor | Numbers) -> Numbers:
         return values
     values = values.detach().cpu()
     return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+
+
+def blocks(inputs: Any) -> Iterator[tuple[int, Tensor]]:
+    """All inputs as float32 tensors in blocks of about `BLOCK_BYTES`, each with the index of its first row."""
+    step = max(1, BLOCK_BYTES // max(1, 4 * math.prod(inputs.shape[1:])))
+    for start in range(0, len(inputs), step):
+        part = inputs[start : start + step]
+        if not isinstance(part, Tensor):
+            with np.errstate(over="ignore"):  # an infinity is refused by the caller
+                part = torch.from_numpy(np.array(part, np.float32))
+        yield start, part.detach().cpu().float()

@@ -10,19 +10,22 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from themis.data.features import LABEL_NAMES, number_labels, read_frame
-from themis.data.files import Numbers, check_disk, check_memory, data_errors, existing_file, required_path
+from themis.data.features import find_label, read_frame
+from themis.data.files import Numbers, check_disk, check_memory, data_errors, existing_file
 from themis.data.rows import held_bytes
-from themis.data.seeds import Seeds, from_arrays
+from themis.data.seeds import Seeds, from_named
 from themis.errors import NO_TEXT, DataError, MissingExtraError, UsageError, nearest
 from themis.progress import advance
 
 SEPARATORS = (",", ";", "\t")
+CELLS_AT_ONCE = 1 << 20
+"""Cells that are read at a time."""
 MAX_LINE = 1 << 24
 """Characters per line at most: even a table of a million columns has shorter lines."""
 MAX_WORDS = 5
@@ -37,7 +40,7 @@ Block = tuple[Numbers, list[Any] | Numbers]
 """Features `[rows, columns]` and labels of some rows."""
 
 
-def csv_seeds(path: Path | None = None, *, label: str | None = None, drop: str = "") -> Seeds:
+def csv_seeds(path: Path, *, label: str | None = None, drop: str = "") -> Seeds:
     """A CSV table that starts with a line of column names, separated by commas, semicolons or tabs.
 
     Features are converted to float32 and not scaled; columns of names become categories, and empty cells are missing
@@ -45,7 +48,7 @@ def csv_seeds(path: Path | None = None, *, label: str | None = None, drop: str =
     `?label=` for none. Labels that are names become class numbers, in the order of the names. drop: columns to leave
     out, such as `?drop=id,date`.
     """
-    path = existing_file(required_path(path, "csv"))
+    path = existing_file(path)
     check_disk(3 * path.stat().st_size, str(path))  # a number takes at least two characters
     with data_errors(path, "a CSV table in UTF-8"), path.open(encoding="utf-8-sig", newline="") as file:
         first_line = file.readline(MAX_LINE)
@@ -54,7 +57,7 @@ def csv_seeds(path: Path | None = None, *, label: str | None = None, drop: str =
         lines = csv.reader(_lines(file, path), delimiter=separator, strict=True)
         columns = Columns(next(lines, []), path, label, drop)
         try:
-            return _seeds(path, columns, _csv_blocks(lines, columns))
+            return _seeds(columns, _csv_blocks(lines, columns))
         except NotNumbersError as error:
             pandas = _pandas(error)
         check_memory(4 * path.stat().st_size, str(path))
@@ -63,9 +66,9 @@ def csv_seeds(path: Path | None = None, *, label: str | None = None, drop: str =
         return _coded_seeds(pandas.read_csv(path, sep=separator, encoding="utf-8-sig", low_memory=False), columns)
 
 
-def parquet_seeds(path: Path | None = None, *, label: str | None = None, drop: str = "") -> Seeds:
+def parquet_seeds(path: Path, *, label: str | None = None, drop: str = "") -> Seeds:
     """A Parquet table; label and drop as for CSV."""
-    path = existing_file(required_path(path, "parquet"))
+    path = existing_file(path)
     try:
         from pyarrow import parquet  # type: ignore[import-untyped,unused-ignore]
     except ImportError as error:
@@ -75,7 +78,7 @@ def parquet_seeds(path: Path | None = None, *, label: str | None = None, drop: s
         check_disk(table.metadata.num_rows * 4 * len(columns.features), str(path))
         check_memory(max(_group_bytes(table.metadata), default=0), f"{path}, a row group")
         try:
-            return _seeds(path, columns, _parquet_blocks(table, columns), table.metadata.num_rows)
+            return _seeds(columns, _parquet_blocks(table, columns), table.metadata.num_rows)
         except NotNumbersError as error:
             _pandas(error)
         check_memory(2 * sum(_group_bytes(table.metadata)), str(path))
@@ -96,10 +99,7 @@ def _coded_seeds(frame: Any, columns: Columns) -> Seeds:
     frame.columns = columns.names
     labels = None if columns.label is None else frame[columns.label]
     if labels is not None and bool(labels.isna().any()):
-        row = int(labels.isna().to_numpy().argmax()) + 1
-        raise DataError(
-            f"{path}, row {row}: a row must have a label, but {columns.label!r} is empty: fix or drop the row"
-        )
+        raise columns.no_label(f"row {int(labels.isna().to_numpy().argmax()) + 1}")
     frame = frame[[columns.names[k] for k in columns.features]]
     for name in frame.columns:
         texts = {text for text in frame[name].dropna().unique().tolist() if isinstance(text, str)}
@@ -117,8 +117,7 @@ def _coded_seeds(frame: Any, columns: Columns) -> Seeds:
             )
     with data_errors(path, "a table"):
         values, _, features = read_frame(frame, "")
-    numbers, classes = (None, None) if labels is None else number_labels(labels)
-    return from_arrays(values, numbers).with_classes(classes).with_features(features)
+    return from_named(values, labels).with_features(features)
 
 
 class Columns:
@@ -134,27 +133,21 @@ class Columns:
         if n > 1:
             raise DataError(f"{path} must have distinct column names, got {name!r} {n} times: rename them")
         dropped = [name for name in drop.split(",") if name]
-        for name in (*dropped, *([label] if label else [])):
+        for name in dropped:
             if name not in self.names:
                 raise UsageError(f"the column {name!r} must be in {path}: {nearest(name, self.names)}")
-        self.label = self._find_label(label)
+        self.label = find_label(self.names, label, str(path), "choose one with ?label=NAME")
         excluded = {*dropped, self.label}
         self.features = [k for k, name in enumerate(self.names) if name not in excluded]
         if not self.features:
             raise DataError(f"{path} must have a column of features, got {self.names}: check ?label= and ?drop=")
 
-    def _find_label(self, label: str | None) -> str | None:
-        if label is not None:
-            return label or None
-        candidates = [name for name in self.names if name.lower() in LABEL_NAMES]
-        if len(candidates) > 1:
-            raise DataError(
-                f"{self.path} must have one column of labels, got {candidates}: choose one with ?label={candidates[0]}"
-            )
-        return candidates[0] if candidates else None
+    def no_label(self, place: str) -> DataError:
+        """The error about a row without a label."""
+        return DataError(f"{self.path}, {place}: a row must have a label, but {self.label!r} is empty: fix or drop it")
 
 
-def _seeds(path: Path, columns: Columns, blocks: Iterator[Block], n_rows: int = 0) -> Seeds:
+def _seeds(columns: Columns, blocks: Iterator[Block], n_rows: int = 0) -> Seeds:
     """Seeds from blocks of features and labels; a large table is written to an unnamed temporary file.
 
     n_rows: the number of all rows, 0 if it is unknown.
@@ -174,49 +167,34 @@ def _seeds(path: Path, columns: Columns, blocks: Iterator[Block], n_rows: int = 
                 file.writelines(part.data for part in parts)
                 parts = []
         if n == 0:
-            raise DataError(f"{path} must hold at least one row below the column names, got none: check the file")
+            raise DataError(f"{columns.path} must hold at least one row below the column names, got none: check it")
         values = np.concatenate(parts) if file is None else np.memmap(file, np.float32, "r", 0, (n, width))
-    numbers, classes = None, None
-    if columns.label is not None and all(isinstance(block, np.ndarray) for block in labels):
-        numbers = _numbers_of(np.concatenate(labels), columns)
-    elif columns.label is not None:
-        numbers, classes = _class_numbers([label for block in labels for label in block], columns)
-    return (
-        from_arrays(values, numbers)
-        .with_classes(classes)
-        .with_feature_names([columns.names[k] for k in columns.features])
-    )
+    seeds = from_named(values, None if columns.label is None else _read_labels(labels, columns))
+    return seeds.with_feature_names([columns.names[k] for k in columns.features])
 
 
-def _class_numbers(labels: list[Any], columns: Columns) -> tuple[Numbers, list[str] | None]:
-    """Labels as class numbers if all are whole, as floats if all are numbers, otherwise numbered by sorted name."""
-    is_number = [not isinstance(label, str) or _is_number(label) for label in labels]
-    if all(is_number):
-        numbers = _numbers_of(np.array([float(label) for label in labels]), columns)
-        is_whole = all(isinstance(label, int) or (isinstance(label, str) and "." not in label) for label in labels)
-        is_class = is_whole and bool((numbers == np.rint(numbers)).all())
-        return numbers.astype(np.int64) if is_class else numbers, None
-    if any(is_number):
-        row = is_number.index(False)
+def _read_labels(blocks: list[list[Any] | Numbers], columns: Columns) -> Numbers:
+    """Labels as whole numbers if all are whole, as floats if all are numbers, otherwise names."""
+    if all(isinstance(block, np.ndarray) for block in blocks):
+        values = np.concatenate(blocks)
+    else:
+        labels = [label for block in blocks for label in block]
+        is_number = [not isinstance(label, str) or _is_number(label) for label in labels]
+        if any(is_number) and not all(is_number):
+            row = is_number.index(False)
+            raise DataError(
+                f"{columns.path}, row {row + 1}: labels must be all numbers or all names, got {labels[row]!r} among "
+                "numbers: fix the row"
+            )
+        values = np.array(labels, np.float64 if all(is_number) else None)
+        if all(is_number) and not any("." in str(label) for label in labels) and (values == np.rint(values)).all():
+            values = values.astype(np.int64)
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        bad = np.flatnonzero(~np.isfinite(values))
         raise DataError(
-            f"{columns.path}, row {row + 1}: labels must be all numbers or all names, got {labels[row]!r} among "
-            "numbers: "
-            "fix the row"
+            f"{columns.path}, row {bad[0] + 1}: the label must be finite, got {values[bad[0]]}: fix or drop it"
         )
-    names, numbered = np.unique(np.array(labels), return_inverse=True)
-    return numbered, names.tolist()
-
-
-def _numbers_of(labels: Numbers, columns: Columns) -> Numbers:
-    """Labels that are numbers: whole ones as class numbers, others as floats, all of which must be finite."""
-    if labels.dtype.kind in "iub":
-        return labels.astype(np.int64)
-    bad = np.flatnonzero(~np.isfinite(labels))
-    if len(bad):
-        raise DataError(
-            f"{columns.path}, row {bad[0] + 1}: the label must be finite, got {labels[bad[0]]}: fix or drop it"
-        )
-    return labels.astype(np.float64)
+    return values
 
 
 # CSV
@@ -232,30 +210,20 @@ def _lines(file: IO[str], path: Path) -> Iterator[str]:
 
 
 def _csv_blocks(lines: Any, columns: Columns) -> Iterator[Block]:
-    width = len(columns.names)
     label = None if columns.label is None else columns.names.index(columns.label)
-    size = max(1, (1 << 20) // width)
-    features: list[list[float]] = []
-    labels: list[str] = []
-    line_numbers: list[int] = []
-    for cells in lines:
-        if not cells:
-            continue  # an empty line
-        _check_width(cells, columns, lines.line_num)
-        features.append(_numbers(cells, columns, lines.line_num))
-        line_numbers.append(lines.line_num)
-        if label is not None:
-            labels.append(cells[label].strip())
-            if not labels[-1]:
-                raise DataError(
-                    f"{columns.path}, line {lines.line_num}: a row must have a label, but {columns.label!r} is empty: "
-                    "fix or drop the row"
-                )
-        if len(features) == size:
-            yield _block(features, line_numbers, columns), labels
-            features, labels, line_numbers = [], [], []
-    if features:
-        yield _block(features, line_numbers, columns), labels
+    rows = ((lines.line_num, cells) for cells in lines if cells)  # some lines are empty
+    while block := list(islice(rows, max(1, CELLS_AT_ONCE // len(columns.names)))):
+        for line, cells in block:
+            _check_width(cells, columns, line)
+        values = np.array([_numbers(cells, columns, line) for line, cells in block])
+        bad = np.argwhere(~(np.abs(values) <= np.finfo(np.float32).max))
+        if len(bad):
+            row, column = bad[0].tolist()
+            raise _not_a_number(columns, block[row][0], columns.features[column], f"{values[row, column]:g}")
+        labels = [] if label is None else [cells[label].strip() for _, cells in block]
+        if "" in labels:
+            raise columns.no_label(f"line {block[labels.index('')][0]}")
+        yield values.astype(np.float32), labels
 
 
 def _check_width(cells: list[str], columns: Columns, line: int) -> None:
@@ -274,15 +242,6 @@ def _numbers(cells: list[str], columns: Columns, line: int) -> list[float]:
         if not _is_number(cells[k]):
             raise _not_a_number(columns, line, k, cells[k].strip())
     return [float(cells[k]) for k in columns.features]
-
-
-def _block(features: list[list[float]], line_numbers: list[int], columns: Columns) -> Numbers:
-    values = np.array(features)
-    bad = np.argwhere(~(np.abs(values) <= np.finfo(np.float32).max))
-    if len(bad):
-        row, column = bad[0].tolist()
-        raise _not_a_number(columns, line_numbers[row], columns.features[column], f"{features[row][column]:g}")
-    return values.astype(np.float32)
 
 
 def _not_a_number(columns: Columns, line: int, column: int, text: str) -> DataError:
@@ -328,14 +287,10 @@ def _parquet_blocks(table: Any, columns: Columns) -> Iterator[Block]:
             )
     requested = [*names, *([columns.label] if columns.label is not None else [])]
     first = 0
-    for batch in table.iter_batches(max(1, (1 << 20) // len(requested)), columns=requested):
-        for name in requested:
-            if batch.column(name).null_count:
-                row = first + batch.column(name).is_null().to_pylist().index(True) + 1
-                raise (DataError if name == columns.label else NotNumbersError)(
-                    f"{columns.path}, row {row}: column {name!r} must have a value, but it is empty: fix or drop the "
-                    "row"
-                )
+    for batch in table.iter_batches(max(1, CELLS_AT_ONCE // len(requested)), columns=requested):
+        if columns.label is not None and batch.column(columns.label).null_count:
+            row = first + batch.column(columns.label).is_null().to_pylist().index(True) + 1
+            raise columns.no_label(f"row {row}")
         features = np.empty((batch.num_rows, len(names)), np.float32)
         for k, name in enumerate(names):
             with np.errstate(over="ignore"):
@@ -344,8 +299,8 @@ def _parquet_blocks(table: Any, columns: Columns) -> Iterator[Block]:
         if len(bad):
             row, name = first + int(bad[0][0]) + 1, names[int(bad[0][1])]
             raise NotNumbersError(
-                f"{columns.path}, row {row}: column {name!r} must be a finite number, but it is not: fix or drop the "
-                "row"
+                f"{columns.path}, row {row}: column {name!r} must be a finite number, but it is not, or is empty: fix "
+                "or drop the row"
             )
         labels: Any = [] if columns.label is None else batch.column(columns.label)
         if columns.label is not None and (types.is_integer(labels.type) or types.is_floating(labels.type)):

@@ -1,0 +1,275 @@
+"""What a user's data is made of: inputs, or several inputs per example, with labels; and the items of a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+
+from themis.data.features import LABEL_NAMES
+from themis.data.rows import as_array
+from themis.errors import NO_TEXT, DataError, UsageError
+
+Key = str | int
+"""The name of an input, or its position."""
+LABEL_ENTRIES = (*LABEL_NAMES, "labels", "targets")
+"""Entries of a dict that hold the labels, in capital or small letters."""
+
+
+@dataclass(frozen=True)
+class OtherInputs:
+    """The inputs of each example beside the perturbed one, `[seeds, ...]` each; they are passed on as they are."""
+
+    keys: tuple[Key, ...]
+    """All inputs in the order of the data, the perturbed one included."""
+    perturbed: Key
+    tensors: dict[Key, Tensor]
+
+    def part(self, rows: Any) -> OtherInputs:
+        """Those of some of the seeds."""
+        return OtherInputs(self.keys, self.perturbed, {key: tensor[rows] for key, tensor in self.tensors.items()})
+
+    def to(self, device: torch.device) -> OtherInputs:
+        """The same, on a device."""
+        return OtherInputs(self.keys, self.perturbed, {key: tensor.to(device) for key, tensor in self.tensors.items()})
+
+    def describe(self) -> str:
+        """Which input is perturbed, in words."""
+        others = ", ".join(repr(key) for key in self.keys if key != self.perturbed)
+        return f"input {self.perturbed!r} is perturbed, and {others} passed on unchanged"
+
+    def find(self, key: Key) -> Key:
+        """The input that a user names; a position may be written as text."""
+        found = int(key) if isinstance(key, str) and key.isdecimal() and int(key) in self.keys else key
+        if found not in self.keys:
+            listed = ", ".join(map(repr, self.keys))
+            raise UsageError(f"perturbed must name an input of the data, which has {listed}, got {key!r}")
+        return found
+
+
+def read_several(data: Any) -> tuple[dict[Key, Any], Any] | None:
+    """The inputs by name or position and the labels of data with several inputs per example; None for other data.
+
+    Such data is a dict of arrays, or a tuple of a dict or tuple of arrays and the labels.
+    """
+    inputs, labels = data if isinstance(data, tuple) and len(data) == 2 else (data, None)
+    if not isinstance(inputs, Mapping) and inputs is data:
+        return None
+    entries = entries_of(inputs)
+    for key in inputs if isinstance(inputs, Mapping) else ():
+        if str(key).lower() in LABEL_ENTRIES:
+            raise DataError(
+                f"a dict must hold the inputs of a model that takes several, got the entry {key!r}: pass the labels "
+                f"apart, as (inputs, data[{key!r}])"
+            )
+    return (entries, labels) if any(map(_is_perturbable, entries.values())) else None
+
+
+def entries_of(inputs: Any) -> dict[Key, Any]:
+    """The entries of a dict or a tuple of several arrays, by name or position; none for anything else."""
+    entries = dict(enumerate(inputs)) if isinstance(inputs, tuple | list) else inputs
+    if not isinstance(entries, Mapping) or len(entries) < 2:
+        return {}
+    is_array = [isinstance(value, Tensor | np.ndarray) for value in entries.values()]
+    return dict(entries) if all(is_array) and any(value.ndim for value in entries.values()) else {}
+
+
+def separate(entries: dict[Key, Any]) -> tuple[Any, OtherInputs]:
+    """The input to perturb, by default the first of floating-point numbers, and the others."""
+    perturbed = next(key for key, value in entries.items() if _is_perturbable(value))
+    lengths = {key: len(value) for key, value in entries.items()}
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"all inputs must have one row per example, got {lengths}: check their first dimension")
+    others = {key: torch.as_tensor(value) for key, value in entries.items() if key != perturbed}
+    return entries[perturbed], OtherInputs(tuple(entries), perturbed, others)
+
+
+def _is_perturbable(values: Any) -> bool:
+    kind = values.is_floating_point() if isinstance(values, Tensor) else values.dtype.kind == "f"
+    return bool(kind) and values.ndim > 1
+
+
+REPEATED_ITEMS = 3
+"""Items of a data set that are read twice."""
+
+
+def dataset_of(data: Any) -> Any:
+    """The data set of a loader: a loader may shuffle, in its data set every seed has a fixed index."""
+    if not isinstance(data, DataLoader):
+        return data
+    if data.batch_sampler is not None and not isinstance(data.sampler, SequentialSampler | RandomSampler):
+        raise DataError(
+            f"a DataLoader must iterate over its whole data set, got the sampler {type(data.sampler).__name__}: pass "
+            "Subset(dataset, indices) instead"
+        )
+    return data.dataset
+
+
+def classes_of(dataset: Any) -> list[str] | None:
+    """The class names of a data set that has them, as those of torchvision do; a subset has those of the full set."""
+    if getattr(dataset, "target_transform", None) is not None:  # the numbers are no longer those of the names
+        return None
+    names = getattr(dataset, "classes", None)
+    if names is None and hasattr(dataset, "dataset"):
+        return classes_of(dataset.dataset)
+    if not isinstance(names, list | tuple):
+        return None
+    firsts = [name[0] if isinstance(name, tuple) and name else name for name in names]  # the first of several synonyms
+    return firsts if all(isinstance(name, str) for name in firsts) else None
+
+
+class Items:
+    """The items of a user's data set: reading the input of an item stores its label."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._labels: dict[int, Any] = {}
+
+    @property
+    def has_labels(self) -> bool:
+        return bool(self._labels)
+
+    def read(self, k: int) -> Tensor:
+        item = self._item(k)
+        refuse_text(item[:1] if isinstance(item, tuple | list) else item)
+        parts = parts_of(item)
+        if len(parts) > 2 and isinstance(parts[2], int | float | np.generic | np.ndarray | Tensor):
+            raise DataError(
+                f"an item must be (input, label), or ((input, other), label) for a model with several inputs, got "
+                f"{len(parts)} entries {_describe(item)}: return one of these, or pass ((inputs, others), labels)"
+            )
+        try:
+            inputs = torch.as_tensor(parts[0])
+            if len(parts) > 1:
+                label = torch.as_tensor(parts[1])
+                self._labels[k] = label.clone() if label.ndim else label.item()
+        except (TypeError, ValueError, RuntimeError, IndexError) as error:
+            raise DataError(
+                f"a Dataset must give (input tensor, class number) or (input tensor, label tensor), got "
+                f"{_describe(item)} ({error}): {_remedy(item)}"
+            ) from error
+        return inputs
+
+    def labels(self, index: Tensor) -> Tensor:
+        """The labels at some indices; reads the items that have not been read yet."""
+        for k in index.tolist():
+            if k not in self._labels:
+                self.read(k)
+                if k not in self._labels:
+                    raise DataError(
+                        f"all seeds must have a label if one has, but seed {k} has none: label it or drop it"
+                    )
+        values = [self._labels[k] for k in index.tolist()]
+        shapes = {np.shape(value) for value in values}
+        if len(shapes) > 1:
+            raise DataError(
+                f"all labels must have the same shape, got {sorted(shapes)[:3]}: reshape them in the data set"
+            )
+        return label_tensor(torch.stack(values) if isinstance(values[0], Tensor) else torch.as_tensor(values))
+
+    def _item(self, k: int) -> Any:
+        try:
+            return self._dataset[k]
+        except Exception as error:  # whatever the user's data set raises
+            raise DataError(
+                f"the data set must give each of its {len(self._dataset)} items, but item {k} raised "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+
+def check_repeats(items: Items, indices: Sequence[int]) -> None:
+    """Refuse a data set that gives another input each time, such as one with random augmentation."""
+    for k in indices[:REPEATED_ITEMS]:
+        first, second = (np.array(as_array(items.read(k))) for _ in range(2))
+        if first.shape != second.shape or not np.array_equal(first, second, equal_nan=first.dtype.kind == "f"):
+            raise DataError(
+                f"the data must give the same input every time, but item {k} differs between two reads: switch off "
+                "random augmentation, or collect the inputs into a tensor first"
+            )
+
+
+def refuse_text(inputs: Any) -> None:
+    """Refuse text at once: strings, arrays and lists of them, and what a tokeniser returns."""
+    first = inputs[0] if isinstance(inputs, list | tuple) and len(inputs) else inputs
+    kind = None
+    if isinstance(first, str):
+        kind = "strings"
+    elif isinstance(first, Mapping) and "input_ids" in first:
+        kind = "token ids (input_ids)"
+    elif isinstance(first, np.ndarray) and first.dtype.kind in "US":
+        kind = f"an array of {first.dtype}"
+    if kind is not None:
+        raise DataError(f"inputs must be numbers, got {kind}: {NO_TEXT}")
+
+
+def parts_of(item: Any) -> tuple[Any, ...]:
+    """An item of a data set, or data, as `(input, label)` or `(input,)`, if it is a dict or contains one.
+
+    The entries of a dict are known by their names: one may be the label, and a single other one is the input itself.
+    """
+    parts = tuple(item) if isinstance(item, tuple | list) else (item,)
+    if isinstance(item, Mapping):
+        named = [key for key in item if str(key).lower() in LABEL_ENTRIES]
+        if len(named) <= 1 < len(item):
+            parts = ({key: value for key, value in item.items() if key not in named}, *(item[key] for key in named))
+    if parts and isinstance(parts[0], Mapping) and len(parts[0]) == 1:
+        parts = (*parts[0].values(), *parts[1:])
+    return parts
+
+
+def read_several_items(dataset: Any, sample: int) -> tuple[dict[Key, Any], list[Any] | None] | None:
+    """The inputs by name or position and the labels of a data set whose items have several inputs; None for others.
+
+    The item `sample` tells which; then all are read at once.
+    """
+    try:
+        first = dataset[sample]
+    except Exception:  # whatever the user's data set raises is explained where its items are read
+        return None
+    if not _has_several_inputs(parts_of(first)):
+        return None
+    items = [parts_of(dataset[k]) for k in range(len(dataset))]
+    return _stack_items([item[0] for item in items]), [item[1] for item in items] if len(items[0]) > 1 else None
+
+
+def _has_several_inputs(parts: tuple[Any, ...]) -> bool:
+    """Whether an item `(input, label)` or `(input,)` has several inputs, one of which can be perturbed."""
+    is_item = len(parts) == 2 or (len(parts) == 1 and isinstance(parts[0], Mapping))
+    return is_item and any(_is_perturbable(value[None]) for value in entries_of(parts[0]).values())
+
+
+def _stack_items(items: Sequence[Any]) -> dict[Key, Any]:
+    """The inputs of all examples of a data set, by name or position; each item is a dict or a tuple."""
+    first = items[0]
+    keys: Sequence[Key] = list(first) if isinstance(first, Mapping) else range(len(first))
+    try:
+        return {key: torch.stack([torch.as_tensor(item[key]) for item in items]) for key in keys}
+    except (RuntimeError, TypeError, ValueError, KeyError, IndexError) as error:
+        raise DataError(
+            f"all examples must have the same inputs, of the same shapes, as the first, which has {list(keys)}: {error}"
+        ) from error
+
+
+def label_tensor(labels: Tensor) -> Tensor:
+    """Whole numbers as int64, others as float32; a column `[seeds, 1]` as `[seeds]`."""
+    labels = labels.squeeze(1) if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    return labels.float() if labels.is_floating_point() else labels.long()
+
+
+def _remedy(item: Any) -> str:
+    if isinstance(item, Mapping):
+        return f"return a pair of its entries instead of {', '.join(map(repr, item))} in a dict"
+    if isinstance(item, tuple | list) and len(item) > 1 and isinstance(item[1], str):
+        return "return the index of the class instead of its name"
+    return "convert them in the data set, for instance with ToTensor()"
+
+
+def _describe(item: Any) -> str:
+    if isinstance(item, tuple | list):
+        return f"({', '.join(type(part).__name__ for part in item)})"
+    return type(item).__name__
