@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from themis.judge import JUDGES
-from themis.judge.coverage import UNSEEN_TESTS, Rule
-from themis.judge.posterior import Posterior
+from themis.judge.coverage import UNSEEN_TESTS, Posterior, Rule
 from themis.measure.moments import Moments
 
 pytestmark = pytest.mark.xdist_group("agreement")

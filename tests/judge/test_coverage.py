@@ -8,8 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from themis.judge.coverage import MANY, UNSEEN_TESTS, Rule, Sample, cover, sample_neurons
-from themis.judge.posterior import exact
+from themis.judge.coverage import UNSEEN_TESTS, Rule, Sample, cover, exact, sample_neurons
 from themis.measure.moments import Moments
 from themis.target.activations import Layer
 
@@ -88,10 +87,9 @@ def test_the_sample_is_evenly_spaced_in_stable_order_of_variance():
 
 
 @pytest.mark.parametrize("kind", ["different", "still", "ties", "unknown", "all unknown"])
-@pytest.mark.parametrize("least", [100, MANY])
-def test_the_sample_is_that_of_a_stable_sort(kind, least):
+def test_the_sample_is_that_of_a_stable_sort(kind):
     rng = np.random.default_rng()
-    n, k = int(rng.integers(least, 3 * least)), int(rng.integers(1, min(1000, least)))
+    n, k = int(rng.integers(100, 3000)), int(rng.integers(1, 100))
     numbers = rng.random(n) ** rng.integers(1, 40)
     is_some = rng.random(n) < 0.4
     variance = {
@@ -107,7 +105,7 @@ def test_the_sample_is_that_of_a_stable_sort(kind, least):
 
 
 @given(st.integers(1, 400), st.integers(1, 60), st.integers(0, 10**6), st.sampled_from([50, 500, 4000]))
-def test_counting_the_sample_equals_sorting_it_and_is_within_1_k_of_all(n, k, seed, count):
+def test_coverage_of_the_sample_is_within_1_k_of_that_of_all_neurons(n, k, seed, count):
     rng = torch.Generator().manual_seed(seed)
     m = moments(torch.rand(n, generator=rng) * 2, count)
     unseen = torch.rand(n, generator=rng) < 0.2
@@ -115,22 +113,18 @@ def test_counting_the_sample_equals_sorting_it_and_is_within_1_k_of_all(n, k, se
     m = Moments(m.count, m.mean.masked_fill(unseen, 0.0), m.m2.masked_fill(unseen | moved_alike, 0.0))
     dead = torch.rand(n, generator=rng) < 0.1
     named, _ = judge(m, dead, k=k)
-    counted, nobody = judge(m, dead, k=k, names_neurons=False)
+    unnamed, nobody = judge(m, dead, k=k, names_neurons=False)
     assert nobody is None
-    assert counted.sampled == pytest.approx(named.sampled)
-    assert counted.all == named.all
+    assert unnamed.sampled == named.sampled
+    assert unnamed.all == named.all
     if count >= UNSEEN_TESTS:
         assert abs(named.sampled - named.all) <= 1 / k + 1e-12
 
 
-def test_neurons_that_move_by_a_constant_are_counted_as_the_sampler_orders_them():
-    mean = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0])
-    m = Moments(torch.tensor(100), mean.double(), torch.zeros(7).double())
-    for k in (1, 2, 3, 5, 7):
-        assert judge(m, k=k, names_neurons=False)[0].sampled == judge(m, k=k)[0].sampled
+def test_neurons_that_move_by_a_constant_come_first_in_the_order_of_the_sampler():
     m = Moments(torch.tensor(100), torch.tensor([0.0, 0, 0, 0, 0, 1, 1]).double(), torch.zeros(7).double())
     m.m2[5] = 1e6
-    assert judge(m, names_neurons=False)[0].sampled == judge(m)[0].sampled == pytest.approx(1 / 7)
+    assert judge(m)[0].sampled == pytest.approx(1 / 7)
 
 
 def test_the_forecast_is_when_the_goal_is_reached():

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from themis.judge.posterior import exact
+from themis.judge.coverage import exact
 from themis.measure.moments import Moments
 
 pytestmark = pytest.mark.quick

@@ -7,8 +7,7 @@ from simulation import NETWORKS, coverage_campaigns, holds, textbook_coverage
 
 from themis.judge.coverage import Rule
 from themis.judge.interval import _leave_one_out, coverage_interval, design_effect
-from themis.measure.moments import Moments
-from themis.measure.panel import Panel
+from themis.measure.moments import Moments, Panel
 
 
 def blocks_of(values, seed):

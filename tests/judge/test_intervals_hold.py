@@ -7,16 +7,20 @@ from simulation import (
     INPUTS,
     MISSING,
     NETWORKS,
+    REVIEWED,
     SEARCHES,
     Network,
     coverage_campaigns,
     fault_campaigns,
     holds,
+    profile_campaigns,
+    review_campaigns,
     risk_campaigns,
     searching_campaigns,
     textbook_coverage,
     textbook_rate,
     textbook_risk,
+    weighted_campaigns,
 )
 
 pytestmark = pytest.mark.slow
@@ -64,3 +68,23 @@ def test_estys_normal_interval_does_not_hold_for_few_singletons(name):
 @pytest.mark.parametrize("network", [Network(hard=0.8), NETWORKS["the same, under the limit"]], ids=str)
 def test_the_plain_jackknife_of_coverage_does_not_hold(network):
     assert holds(coverage_campaigns(network, 50, 1000, 200, 100, 100, stated=textbook_coverage)) < 0.9
+
+
+PROFILES = ("beta(1,8)", "lognormal(-1.5,0.5)", "triangular(0,0.3,1)", "histogram(0,0.1,0.4,1,70,25,5)")
+
+
+@pytest.mark.parametrize("shares", [None, (0.9, 0.1)], ids=["all seeds alike", "weighted seeds"])
+@pytest.mark.parametrize("profile", PROFILES)
+def test_fault_rates_in_operation_hold(profile, shares):
+    assert holds(profile_campaigns(profile, shares, 400)) >= 0.95
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_fault_rates_of_weighted_tests_hold(profile):
+    assert holds(weighted_campaigns(profile, 200)) >= 0.95
+
+
+@pytest.mark.parametrize("design", [(1000, 2000, 60, 0.0), (100, 2000, 60, 0.1), (30, 600, 30, 0.0)], ids=str)
+@pytest.mark.parametrize("name", REVIEWED)
+def test_rates_of_valid_faults_hold(name, design):
+    assert holds(review_campaigns(REVIEWED[name], *design, 400)) >= 0.95

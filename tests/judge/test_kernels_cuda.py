@@ -8,9 +8,9 @@ from kernels import DEVICE, HAS_GPU, needs_gpu, needs_triton
 from scipy import stats
 
 from themis.judge import kernels_cuda
+from themis.judge.coverage import exact
 from themis.judge.diagnostics import summarise, summarise_sums
 from themis.judge.gibbs import STARTS, WARM_UP_STEPS, gibbs
-from themis.judge.posterior import exact
 from themis.measure.moments import Moments
 
 pytestmark = needs_triton
@@ -24,8 +24,8 @@ def few_programs():
     """The interpreter is faster with fewer and larger programs."""
     with pytest.MonkeyPatch.context() as patch:
         if not HAS_GPU:
-            patch.setattr(kernels_cuda, "CHAIN_NEURONS", kernels_cuda.PADDING)
-            patch.setattr(kernels_cuda, "HALF_NEURONS", kernels_cuda.PADDING)
+            patch.setattr(kernels_cuda, "CHAIN_NEURONS", kernels_cuda.NEURON_MULTIPLE)
+            patch.setattr(kernels_cuda, "HALF_NEURONS", kernels_cuda.NEURON_MULTIPLE)
         yield
 
 
@@ -35,7 +35,7 @@ def draw(counts, *, seed=1, first=0, warm_up=WARM_UP_STEPS if HAS_GPU else 12, n
 
 
 def counts_of(*numbers):
-    return torch.tensor(numbers, device=DEVICE).float().repeat(kernels_cuda.PADDING // len(numbers))
+    return torch.tensor(numbers, device=DEVICE).float().repeat(kernels_cuda.NEURON_MULTIPLE // len(numbers))
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from themis.judge.normality import describe_normality
-from themis.measure.panel import Shape
+from themis.measure.moments import Shape
 
 
 def shape_of(signed):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import nbinom
 
-from themis.judge.reach import CAUTION, FACTOR, forecast
+from themis.judge.risk import CAUTION, FACTOR, forecast
 
 pytestmark = pytest.mark.quick
 

@@ -18,7 +18,7 @@ from simulation import (
 )
 
 from themis.errors import UsageError
-from themis.judge.risk import fault_rate, residual_risk, unseen_mass
+from themis.judge.risk import fault_rate, residual_risk, seeds_to_exceed, unseen_mass
 
 pytestmark = pytest.mark.quick
 
@@ -164,15 +164,18 @@ def test_without_a_fault_all_uniform_tests_limit_the_residual_risk(n_tests):
     assert residual_risk([], [], [], [], n_tests=0) is None
 
 
-def test_tests_whose_order_is_unknown_are_left_out():
-    times, first, is_new, is_searched = [1, 1, 3], [0, 0, 95], [False, False, True], [False, True, False]
-    stated = residual_risk(times, first, is_new, is_searched, 100, n_unplaced=90)
-    assert stated.value == 0
-    assert stated.high == pytest.approx(binomtest(1, 10).proportion_ci(0.95).high)
-    assert residual_risk(times, first, is_new, is_searched, 100, n_unplaced=100) == unseen_mass([1, 3], 100)
-
-
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("name", HIDDEN)
 def test_residual_risk_intervals_hold_in_a_short_simulation(name, search):
     assert holds(searching_campaigns(HIDDEN[name], SEARCHES[search], 60)) >= 0.93
+
+
+@pytest.mark.parametrize(("limit", "tail"), [(0.05, 0.05 / 13), (0.1, 0.01), (0.3, 0.025)])
+def test_as_many_seeds_as_it_takes_exceed_a_limit(limit, tail):
+    """At three times the limit; only numbers of seeds of which that is a whole number are tried."""
+    rate = 3 * limit
+    least = seeds_to_exceed(limit, rate, tail)
+    for n in range(20, 400, 20):
+        faults = (np.arange(n) < round(rate * n)).astype(int)
+        assert (fault_rate(np.ones(n, dtype=int), faults, tail=tail).low > limit) == (n >= least)
+    assert 1 < least < 400

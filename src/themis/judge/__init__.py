@@ -1,8 +1,8 @@
 """Phase 2, judge: from moments to posteriors, from posteriors to coverage, from faults to risk."""
 
 from themis.errors import UsageError, nearest
+from themis.judge.coverage import Judge, exact
 from themis.judge.gibbs import gibbs
-from themis.judge.posterior import Judge, exact
 from themis.judge.pymc import pymc
 
 JUDGES: dict[str, Judge] = {"exact": exact, "gibbs": gibbs, "pymc": pymc}

@@ -1,4 +1,4 @@
-"""Coverage: the share of neurons whose mean sensitivity is known to the chosen precision."""
+"""From moments to a posterior, and to coverage: the share of neurons whose mean sensitivity is known precisely."""
 
 from __future__ import annotations
 
@@ -6,20 +6,60 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from themis.judge.posterior import PAPER_DRAWS, Judge, Posterior, exact
 from themis.measure.moments import Moments
 from themis.target.activations import Layer
+
+PAPER_DRAWS = 4000
+"""The number of draws, over all chains, at which the paper's `MCSE == 0.0` is defined."""
+
+
+class Posterior(NamedTuple):
+    """What is known of each neuron's mean sensitivity; float64 tensors `[neurons]`.
+
+    `mean` and `sd` describe the posterior; `ess`, `mcse` and `rhat` the draws it was estimated from.
+    """
+
+    mean: Tensor
+    sd: Tensor
+    ess: Tensor
+    mcse: Tensor
+    rhat: Tensor
+
+
+class Judge(Protocol):
+    """Infers each neuron's mean sensitivity under `D ~ Normal(mu, sigma)`, prior `p(mu, sigma^2) ~ 1/sigma^2`."""
+
+    def __call__(self, moments: Moments, *, draws: int = PAPER_DRAWS, random_seed: int = 0) -> Posterior: ...
+
+
+def exact(moments: Moments, *, draws: int = PAPER_DRAWS, random_seed: int = 0) -> Posterior:
+    """The Student-t posterior, and the MCSE that `draws` independent draws from it would have.
+
+    Its sd is finite from the fourth test on; before that it is infinite and no neuron can converge.
+    """
+    n = moments.count.double()
+    spread = torch.where(n > 3, moments.m2 / (n * (n - 3)).clamp(min=1), torch.inf)
+    sd = spread.sqrt()
+    return Posterior(
+        mean=moments.mean,
+        sd=sd,
+        ess=torch.full_like(sd, draws),
+        mcse=sd / draws**0.5,
+        rhat=torch.ones_like(sd),
+    )
+
 
 UNSEEN_TESTS = 3000
 """Tests after which a sensitivity that was always zero counts as zero: by the rule of three, less than 0.1% of tests
 move the neuron."""
 
-MANY_TESTS = 1e15
+OUT_OF_REACH = 1e15
 """A forecast beyond this only means that the goal is out of reach."""
 
 
@@ -90,7 +130,7 @@ class Sample:
     judge: Judge = exact
     random_seed: int = 0
     names_neurons: bool = True
-    """Whether to name those that have not converged; if not, the closed form counts them without sorting neurons."""
+    """Whether to name those that have not converged; if not, the forecast is of all judged neurons."""
 
 
 def cover(
@@ -102,49 +142,28 @@ def cover(
     n_tests, n_judged = int(moments.count), int(is_judged.sum())
     converged = rule.converged(exact(moments, draws=rule.draws), moments) & is_judged
     is_unseen = (moments.mean == 0) & is_judged & (n_tests < UNSEEN_TESTS)
-    open_neurons = None
-    if judge is exact and not sample.names_neurons:
-        sampled = _count_sample(is_judged & (moments.variance == 0), converged, n_judged, k)
-        needed = _tests_needed(moments, rule)[is_judged]
-    else:
-        judged = is_judged.nonzero().squeeze(1)
-        neurons = judged[sample_neurons(moments.variance[judged], k)]
-        chosen = moments[neurons]
-        is_open = ~converged[neurons]
-        if judge is not exact and len(neurons) and n_tests:
-            is_open = ~rule.converged(judge(chosen, draws=rule.draws, random_seed=sample.random_seed), chosen)
-        sampled = int((~is_open).sum()) / max(len(neurons), 1)
-        open_neurons = neurons[is_open].sort().values
-        needed = _tests_needed(chosen, rule)
-    by_layer = _share(*_count(torch.stack([converged, is_judged]), layers))
+    judged = is_judged.nonzero().squeeze(1)
+    neurons = judged[sample_neurons(moments.variance[judged], k)]
+    chosen, is_open = moments[neurons], ~converged[neurons]
+    if judge is not exact and len(neurons) and n_tests:
+        is_open = ~rule.converged(judge(chosen, draws=rule.draws, random_seed=sample.random_seed), chosen)
+    is_named = sample.names_neurons or judge is not exact
+    needed = _tests_needed(chosen if is_named else moments[judged], rule)
+    last = torch.tensor([layer.stop - 1 for layer in layers], device=converged.device)
+    counts = torch.stack([converged, is_judged]).cumsum(1)[:, last]
+    part, whole = counts.diff(prepend=counts.new_zeros(2, 1))
+    by_layer = torch.where(whole > 0, part.double() / whole.clamp(min=1), 1.0)  # without a judged neuron, it is covered
     coverage = Coverage(
-        sampled=sampled,
+        sampled=int((~is_open).sum()) / max(len(neurons), 1),
         all=int(converged.sum()) / max(n_judged, 1),
-        by_layer=dict(zip((layer.name for layer in layers), by_layer, strict=True)),
+        by_layer=dict(zip([layer.name for layer in layers], by_layer.tolist(), strict=True)),
         n_neurons=len(is_dead),
         n_dead=len(is_dead) - n_judged,
         n_unseen=int(is_unseen.sum()),
         tests=n_tests,
         forecast=forecast(needed, n_tests, goal),
     )
-    return coverage, open_neurons
-
-
-def _count_sample(is_still: Tensor, converged: Tensor, n: int, k: int) -> float:
-    """Coverage of the sampler's neurons among the `n` judged ones, without sorting.
-
-    In order of variance, neurons without any (`is_still`) come first, by index: those that no test has moved, and those
-    that every test moved by the same amount. The converged ones follow. The sampler's neurons are at
-    `ceil(j*n/k) - 1`, j = 1..k, so those before `m` are `floor(m*k/n)`.
-    """
-    k = min(n, k)
-    if not n:
-        return 0.0
-    still = converged[is_still]
-    n_still, n_converged = len(still), int(converged.sum()) - int(still.sum())
-    j = torch.arange(1, n_still * k // n + 1, device=still.device)
-    n_covered = int(still[-(-j * n // k) - 1].sum()) + (n_still + n_converged) * k // n - n_still * k // n
-    return n_covered / k
+    return coverage, neurons[is_open].sort().values if is_named else None
 
 
 def _tests_needed(moments: Moments, rule: Rule) -> Tensor:
@@ -159,27 +178,7 @@ def forecast(needed: Tensor, n_tests: int, goal: float) -> int | None:
         return None
     rank = max(1, math.ceil(goal * len(needed)))
     last = needed.max() if rank == len(needed) else needed.kthvalue(rank).values
-    return max(0, math.ceil(min(float(last), MANY_TESTS)) - n_tests)
-
-
-def _count(masks: Tensor, layers: Sequence[Layer]) -> Tensor:
-    """The number of true values of each mask by layer, `[masks, layers]`."""
-    last = torch.tensor([layer.stop - 1 for layer in layers], device=masks.device)
-    return masks.cumsum(1)[:, last].diff(prepend=last.new_zeros(len(masks), 1))
-
-
-def _share(part: Tensor, whole: Tensor) -> list[float]:
-    """The shares by layer; a layer without a judged neuron is covered."""
-    return torch.where(whole > 0, part.double() / whole.clamp(min=1), 1.0).tolist()
-
-
-MANY = 16_384
-"""Neurons from which on sorting all of them takes longer than sorting those in question."""
-FEWER_BITS = 40
-"""Bits of a float64 that do not tell its bucket: of the fraction, 12 bits do, so that buckets are narrow."""
-MOST_BUCKETS = 1 << 17
-"""Buckets below the one of the largest number, which cover a factor of 2**32; the first takes all smaller numbers. A
-neuron that every test moved by the same amount has a variance of 0, and would be millions of empty buckets away."""
+    return max(0, math.ceil(min(float(last), OUT_OF_REACH)) - n_tests)
 
 
 def sample_neurons(variance: Tensor, k: int) -> Tensor:
@@ -188,47 +187,11 @@ def sample_neurons(variance: Tensor, k: int) -> Tensor:
     All neurons if N <= k. At a given number of tests, convergence is monotone in the variance, so the coverage of the
     sample is within 1/k of that of all neurons.
     """
-    n = len(variance)
+    order, n = torch.argsort(variance, stable=True), len(variance)
     if n <= k:
-        return _order(variance)
+        return order
     j = torch.arange(1, k + 1, device=variance.device)
-    places = -(-j * n // k) - 1
-    if variance.device.type != "cpu" or n < MANY:
-        return _order(variance)[places]
-    return _at_places(variance, places)
-
-
-def _order(variance: Tensor) -> Tensor:
-    """The indices of a stable sort of numbers that are not negative.
-
-    On a CPU by 16 bits at a time, the last ones first: NumPy counts such short numbers instead of comparing them, which
-    takes less than half the time for some thousand of them.
-    """
-    if not variance.is_cpu:
-        return torch.argsort(variance, stable=True)
-    digits = (variance.numpy() + 0.0).astype("<f8").view("<u2").reshape(-1, 4).T  # + 0.0: see below
-    order = digits[0].argsort(kind="stable")
-    for digit in digits[1:]:
-        order = order[digit[order].argsort(kind="stable")]
-    return torch.from_numpy(order)
-
-
-def _at_places(variance: Tensor, places: Tensor) -> Tensor:
-    """The indices that a stable sort has at `places`, without sorting all neurons.
-
-    The first bits of a number that is not negative are in its order. Numbers with the same first bits are in a bucket,
-    as are the smallest ones together, and only those buckets are sorted that hold one of the places.
-    """
-    bucket = (variance + 0.0).view(torch.int64) >> FEWER_BITS  # + 0.0, because -0.0 would be negative
-    bucket.sub_(bucket.max() - MOST_BUCKETS).clamp_(min=0)
-    counts = torch.bincount(bucket)
-    ends = counts.cumsum(0)
-    wanted = torch.searchsorted(ends, places, right=True)  # the bucket of each place
-    is_wanted = torch.zeros(len(counts), dtype=torch.bool)
-    is_wanted[wanted] = True
-    few = is_wanted[bucket].nonzero().squeeze(1)
-    n_skipped = torch.where(is_wanted, 0, counts).cumsum(0)[wanted]  # neurons before the place that are not sorted
-    return few[_order(variance[few])][places - n_skipped]
+    return order[-(-j * n // k) - 1]
 
 
 MIN_UNIT_SHARE = 1e-3

@@ -6,14 +6,12 @@ Draws are `[neurons, chains, draws]`, float32 or float64; results are float64 `[
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from math import log10
 
 import torch
 from torch import Tensor
 
-from themis.errors import UsageError
-from themis.judge.posterior import Posterior, exact
+from themis.judge.coverage import Posterior, exact
 from themis.measure.moments import Moments
 
 CHUNK_DRAWS = 2**18
@@ -29,15 +27,16 @@ UNCERTAIN_SUM = 1e-5
 
 def summarise(draws: Tensor) -> Posterior:
     """Mean, sd, ESS, MCSE and R-hat of draws."""
-    n_neurons, n_chains, n_draws = _check(draws).shape
+    n_neurons, n_chains, n_draws = draws.shape
     out = torch.empty(4, n_neurons, dtype=torch.float64, device=draws.device)
     size = max(1, (CHUNK_DRAWS if draws.device.type == "cpu" else GPU_CHUNK_DRAWS) // (n_chains * n_draws))
     for start in range(0, n_neurons, size):
         chunk = draws[start : start + size]
         unit, scale = _to_unit(chunk)
-        mean, sd = _mean_and_sd(unit)
-        mean = chunk[:, 0, 0].double() + mean * scale
-        out[:, start : start + size] = torch.stack((mean, sd * scale, _ess(chunk, unit, scale), rhat(chunk)))
+        of_unit = unit.mean((1, 2), keepdim=True)
+        sd = ((unit - of_unit).square_().sum((1, 2)).double() / (n_chains * n_draws - 1)).sqrt() * scale
+        mean = chunk[:, 0, 0].double() + of_unit[:, 0, 0].double() * scale
+        out[:, start : start + size] = torch.stack((mean, sd, _ess(chunk, unit, scale), rhat(chunk)))
     mean, sd, n_effective, r = out
     return Posterior(mean=mean, sd=sd, ess=n_effective, mcse=sd / n_effective.sqrt(), rhat=r)
 
@@ -72,24 +71,20 @@ def summarise_sums(sums: Tensor, products: Tensor, n_draws: int, middle: Tensor 
 
 def ess(draws: Tensor) -> Tensor:
     """Effective sample size for the mean: split chains, Geyer's initial monotone sequence."""
-    return _ess(draws, *_to_unit(_check(draws)))
-
-
-def mcse(draws: Tensor) -> Tensor:
-    """Monte Carlo standard error of the mean."""
-    unit, scale = _to_unit(_check(draws))
-    return _mean_and_sd(unit)[1] * scale / _ess(draws, unit, scale).sqrt()
+    return _ess(draws, *_to_unit(draws))
 
 
 def rhat(draws: Tensor) -> Tensor:
     """Rank-normalised split R-hat: the larger of the values for the draws and for their distances from the median."""
-    split = _split(_check(draws))
+    split = _split(draws)
     n_neurons, n_chains, _ = split.shape
     if n_chains < 4:
         return torch.full((n_neurons,), torch.nan, dtype=torch.float64, device=draws.device)
     flat = split.reshape(n_neurons, -1) + 0.0  # turns -0.0 into 0.0, which is equal but has other bits
     n_all = flat.shape[1]
-    scores = _normal_scores(n_all, flat)
+    # Normal quantiles (Blom) at ranks 1, 1.5, 2, ..., n; half ranks are those of ties.
+    rank = 1 + torch.arange(2 * n_all - 1, dtype=torch.float64, device=flat.device) / 2
+    scores = torch.special.ndtri((rank - 0.375) / (n_all + 0.25)).to(flat)
 
     label, is_tied = _order(flat, torch.arange(n_all, device=flat.device).expand_as(flat), is_folded=False)
     ascending = flat.gather(1, label)
@@ -150,15 +145,6 @@ def _integrate(covariance: Tensor, variance: Tensor, n_draws: int) -> tuple[Tens
     return 2 * monotone - 1 + torch.where(is_kept, after, 0), pairs, end
 
 
-def _check(draws: Tensor) -> Tensor:
-    if draws.ndim != 3 or draws.shape[2] < 4 or draws.dtype not in (torch.float32, torch.float64):
-        raise UsageError(
-            "draws must be float32 or float64 [neurons, chains, draws] with at least 4 draws per chain, "
-            f"got {draws.dtype} {list(draws.shape)}: draw longer chains"
-        )
-    return draws
-
-
 def _split(draws: Tensor) -> Tensor:
     """The halves of each chain as separate chains, `[neurons, 2 chains, draws // 2]`; a middle draw is left out."""
     half = draws.shape[2] // 2
@@ -167,42 +153,17 @@ def _split(draws: Tensor) -> Tensor:
     return draws.reshape(len(draws), -1, half)
 
 
-def _mean_and_sd(draws: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and sample standard deviation."""
-    mean = draws.mean((1, 2), keepdim=True)
-    squares = (draws - mean).square_().sum((1, 2)).double()
-    return mean[:, 0, 0].double(), (squares / (draws[0].numel() - 1)).sqrt()
-
-
 def _mean_autocovariance(centred: Tensor) -> Tensor:
     """Autocovariance at every lag, averaged over chains, float64 `[neurons, draws]`."""
+    from scipy.fft import next_fast_len  # takes a while to import
+
     n_chains, n_draws = centred.shape[1:]
-    length = _fast_length(2 * n_draws)
+    length = next_fast_len(2 * n_draws, real=True)
     spectrum = torch.fft.rfft(centred, n=length)
     # The average over chains commutes with the inverse transform: one is enough.
     power = (spectrum * spectrum.conj()).real.sum(1)
     covariance: Tensor = torch.fft.irfft(power, n=length)[:, :n_draws].double()
     return covariance / (n_chains * n_draws)
-
-
-def _fast_length(at_least: int) -> int:
-    """The next length with no prime factor above 5, for which an FFT is fast."""
-    length = at_least
-    while True:
-        rest = length
-        for prime in (2, 3, 5):
-            while rest % prime == 0:
-                rest //= prime
-        if rest == 1:
-            return length
-        length += 1
-
-
-def _normal_scores(n_all: int, like: Tensor) -> Tensor:
-    """Normal quantiles (Blom) at ranks 1, 1.5, 2, ..., n; half ranks are those of ties."""
-    rank = 1 + torch.arange(2 * n_all - 1, dtype=torch.float64, device=like.device) / 2
-    scores: Tensor = torch.special.ndtri((rank - 0.375) / (n_all + 0.25))
-    return scores.to(like)
 
 
 def _order(values: Tensor, labels: Tensor, *, is_folded: bool) -> tuple[Tensor, Tensor]:
@@ -262,10 +223,6 @@ def judge_by_chains(moments: Moments, draws: int, sample: Callable[[Tensor, int]
 
     Neurons with up to three tests (no sd) and neurons without spread (nothing to sample) get the closed form.
     """
-    if draws % CHAINS or draws < 4 * CHAINS:
-        raise UsageError(
-            f"draws must be a multiple of {CHAINS} (the chains) and at least {4 * CHAINS}, got {draws}: use 4000"
-        )
     closed = exact(moments, draws=draws)
     n = moments.count.double().expand_as(moments.mean)
     neurons = ((n > 3) & (moments.m2 > 0)).nonzero()[:, 0]
@@ -285,4 +242,4 @@ def judge_by_chains(moments: Moments, draws: int, sample: Callable[[Tensor, int]
 
 def join(parts: Sequence[Posterior]) -> Posterior:
     """Concatenate the posteriors of blocks of neurons."""
-    return Posterior(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Posterior)))
+    return Posterior(*map(torch.cat, zip(*parts, strict=True)))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from themis.text import percent
+
+Z2 = 1.959963984540054**2
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,14 @@ class Estimate:
     def sign(self) -> int:
         """1 if the whole interval is above 0, -1 if it is below, 0 if it includes 0."""
         return int(self.low > 0) - int(self.high < 0)
+
+
+def share(part: int, whole: int, independent: int | None = None) -> Estimate:
+    """A share with its 95% Wilson interval, for as many independent tests; by default, all tests are independent."""
+    value, z2 = part / whole, Z2 / (whole if independent is None else max(independent, 1))
+    centre = (value + z2 / 2) / (1 + z2)
+    half = math.sqrt(z2 * (value * (1 - value) + z2 / 4)) / (1 + z2)
+    return Estimate(value, max(0.0, min(value, centre - half)), min(1.0, max(value, centre + half)))
 
 
 def describe_share(estimate: Estimate, about: str = "") -> str:

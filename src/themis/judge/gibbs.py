@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, replace
 
 import numpy as np
 import torch
@@ -16,9 +15,9 @@ from torch import Tensor
 
 from themis.compute.gpu import device_of
 from themis.judge import kernels_cuda
+from themis.judge.coverage import PAPER_DRAWS, Posterior
 from themis.judge.diagnostics import CHAINS, join, judge_by_chains, summarise, summarise_sums
 from themis.judge.diagnostics import ess as effective_draws
-from themis.judge.posterior import PAPER_DRAWS, Posterior
 from themis.measure.moments import Moments
 
 STARTS = (0.1, 0.5, 2.0, 10.0)
@@ -27,7 +26,7 @@ STARTS = (0.1, 0.5, 2.0, 10.0)
 WARM_UP_STEPS = 96
 """Steps that are discarded; the influence of the start halves with each step at 4 tests, and falls faster with more."""
 
-BLOCK = 512
+CPU_BLOCK = 512
 GPU_BLOCK = 8192
 """Neurons that are sampled together, by one thread on a CPU; each block has its own random stream."""
 
@@ -55,7 +54,8 @@ def gibbs(moments: Moments, *, draws: int = PAPER_DRAWS, random_seed: int = 0) -
 
     def sample(n: Tensor, n_draws: int) -> Posterior:
         def judge(block: int, n: Tensor) -> Posterior:
-            return summarise(_chains(n, n_draws, _stream(random_seed, block, n.device)))
+            state = np.random.SeedSequence((random_seed % 2**64, block)).generate_state(1)
+            return summarise(_chains(n, n_draws, torch.Generator(n.device).manual_seed(int(state[0]))))
 
         if kernels_cuda.can_draw(n.device):
             with device_of(n):
@@ -63,7 +63,7 @@ def gibbs(moments: Moments, *, draws: int = PAPER_DRAWS, random_seed: int = 0) -
         if n.device.type != "cpu":
             blocks = torch.split(n, max(1, min(GPU_BLOCK, GPU_BLOCK_DRAWS // draws)))
             return join([judge(i, block) for i, block in enumerate(blocks)])
-        return join(_map_by_thread(judge, torch.split(n, max(1, min(BLOCK, BLOCK_DRAWS // draws)))))
+        return join(_map_by_thread(judge, torch.split(n, max(1, min(CPU_BLOCK, BLOCK_DRAWS // draws)))))
 
     return judge_by_chains(moments, draws, sample)
 
@@ -71,18 +71,18 @@ def gibbs(moments: Moments, *, draws: int = PAPER_DRAWS, random_seed: int = 0) -
 def _sample_in_kernels(n: Tensor, n_draws: int, random_seed: int) -> Posterior:
     """The posterior of `z` of neurons with `n` tests, by the kernels."""
     size = min(TILE, TILE_DRAWS // (CHAINS * n_draws))
-    size = max(size // kernels_cuda.PADDING, 1) * kernels_cuda.PADDING
+    size = max(size // kernels_cuda.NEURON_MULTIPLE, 1) * kernels_cuda.NEURON_MULTIPLE
     state = np.random.SeedSequence(random_seed % 2**64).generate_state(1, np.uint64)
     seed = torch.tensor([int(state[0]) >> 1], device=n.device)
     starts = torch.tensor(STARTS, device=n.device)
     firsts = torch.split(torch.arange(0, len(n), size, device=n.device), 1)
     parts, unfinished, their_draws = [], [], []
     for first, tile in zip(firsts, torch.split(n.float(), size), strict=True):
-        counts = torch.nn.functional.pad(tile, (0, -len(tile) % kernels_cuda.PADDING), value=100.0)
+        counts = torch.nn.functional.pad(tile, (0, -len(tile) % kernels_cuda.NEURON_MULTIPLE), value=100.0)
         draws = kernels_cuda.draw_chains(counts, starts, seed, first, WARM_UP_STEPS, n_draws)
         middle = draws[:, n_draws // 2] if n_draws % 2 else None
         part, is_unfinished = summarise_sums(*kernels_cuda.sum_halves(draws, counts), n_draws, middle)
-        parts.append(Posterior(*(getattr(part, field.name)[: len(tile)] for field in fields(Posterior))))
+        parts.append(Posterior(*(column[: len(tile)] for column in part)))
         neurons = is_unfinished[: len(tile)].nonzero()[:, 0]
         if len(neurons):
             unfinished.append(first + neurons)
@@ -91,7 +91,7 @@ def _sample_in_kernels(n: Tensor, n_draws: int, random_seed: int) -> Posterior:
     if unfinished:
         # Few neurons: their ESS needs the autocovariance at more lags than the kernel computes.
         ess = posterior.ess.index_copy(0, torch.cat(unfinished), effective_draws(torch.cat(their_draws).contiguous()))
-        posterior = replace(posterior, ess=ess, mcse=posterior.sd / ess.sqrt())
+        posterior = posterior._replace(ess=ess, mcse=posterior.sd / ess.sqrt())
     return posterior
 
 
@@ -108,12 +108,6 @@ def _map_by_thread(judge: Callable[[int, Tensor], Posterior], blocks: Sequence[T
     finally:
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(n_threads)  # otherwise new threads would start with the 1 of the workers
-
-
-def _stream(random_seed: int, block: int, device: torch.device) -> torch.Generator:
-    """The random stream of a block."""
-    state = np.random.SeedSequence((random_seed % 2**64, block)).generate_state(1)
-    return torch.Generator(device).manual_seed(int(state[0]))
 
 
 def _chains(n: Tensor, n_draws: int, rng: torch.Generator) -> Tensor:

@@ -8,12 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from themis.judge.coverage import Rule
+from themis.judge.coverage import Rule, exact
 from themis.judge.estimate import Estimate
-from themis.judge.posterior import exact
 from themis.measure.moments import Moments
 
-LEAST_TESTS = 30
+MIN_JACKKNIFE_TESTS = 30
 """With fewer tests the interval is 0 to 1, because a jackknife would be meaningless."""
 
 # Errors of a standard deviation are skewed: the effect of a few seeds is mostly missed and rarely overstated. So the
@@ -34,13 +33,13 @@ def coverage_interval(
     within the limits is divided by the smallest share that should be. A neuron that no test has moved may have a
     spread that is small enough.
     """
-    panel = Moments(blocks.count.cpu(), blocks.mean.cpu(), blocks.m2.cpu())
-    panel = _pick(panel, is_judged)
+    panel = _pick(blocks, is_judged)
     n_tests, n_panel = int(panel.count.sum()), panel.mean.shape[1]
-    if n_tests < LEAST_TESTS or n_panel == 0 or len(panel.count) < 3:
+    if n_tests < MIN_JACKKNIFE_TESTS or n_panel == 0 or len(panel.count) < 3:
         return Estimate(point, 0.0, 1.0)
     total, without = _leave_one_out(panel)
-    freedom = _freedom(panel)
+    count = panel.count.double()
+    freedom = max(1.0, float(count.sum().square() / count.square().sum()) - 1)  # uneven blocks count for fewer
     above, below = _tails(_SPREAD_ABOVE), _tails(_SPREAD_BELOW)
     is_converged = rule.converged(exact(total, draws=rule.draws), total)
     least = _share(total, _upper(total, without, _quantiles(above, freedom)), rule)
@@ -58,7 +57,7 @@ def design_effect(blocks: Moments) -> float | None:
 
     None if it is unknown: no neuron moved, or there are too few seeds.
     """
-    panel = _pick(Moments(blocks.count.cpu(), blocks.mean.cpu(), blocks.m2.cpu()), None)
+    panel = _pick(blocks, None)
     if len(panel.count) < 3 or int(panel.count.sum()) < 4:
         return None
     total, without = _leave_one_out(panel)
@@ -70,12 +69,10 @@ def design_effect(blocks: Moments) -> float | None:
 
 
 def _pick(blocks: Moments, is_judged: Tensor | None) -> Moments:
-    """The blocks that have tests, and the neurons that are judged."""
-    is_used = blocks.count[:, 0] > 0
-    mean, m2 = blocks.mean[is_used], blocks.m2[is_used]
-    if is_judged is not None:
-        mean, m2 = mean[:, is_judged.cpu()], m2[:, is_judged.cpu()]
-    return Moments(blocks.count[is_used], mean, m2)
+    """The blocks that have tests, and the neurons that are judged, on the CPU."""
+    count, neurons = blocks.count.cpu(), slice(None) if is_judged is None else is_judged.cpu()
+    is_used = count[:, 0] > 0
+    return Moments(count[is_used], *(part.cpu()[is_used][:, neurons] for part in (blocks.mean, blocks.m2)))
 
 
 def _leave_one_out(blocks: Moments) -> tuple[Moments, Moments]:
@@ -93,12 +90,6 @@ def _jackknife_variance(replicates: Tensor) -> Tensor:
     """Variance of a statistic from its delete-one-block replicates `[blocks, ...]`."""
     k = len(replicates)
     return (replicates - replicates.mean(0)).square().sum(0) * ((k - 1) / k)
-
-
-def _freedom(blocks: Moments) -> float:
-    """Degrees of freedom: uneven blocks count for fewer."""
-    count = blocks.count.double()
-    return max(1.0, float(count.sum().square() / count.square().sum()) - 1)
 
 
 def _tails(most: float) -> Tensor:

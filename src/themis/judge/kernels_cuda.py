@@ -18,7 +18,7 @@ HALF_NEURONS, HALF_WARPS = 128, 1
 """Neurons of a program of `sum_halves`, and its warps."""
 LAGS = 32
 """Lags whose autocovariances `sum_halves` computes; hardly any neuron needs more."""
-PADDING = 256
+NEURON_MULTIPLE = 256
 """Neurons are padded to a multiple of this, so that programs need not mask them."""
 
 if triton is not None:
@@ -185,8 +185,9 @@ if triton is not None:
 def draw_chains(counts: Tensor, starts: Tensor, seed: Tensor, first: Tensor, warm_up: int, n_draws: int) -> Tensor:
     """Draws of `z` for neurons with `counts` tests, float32 `[chains, draws, neurons]`, after `warm_up` steps.
 
-    counts: float32, a multiple of `PADDING` of them. starts: where each chain starts in `w`, float32 `[chains]`. seed:
-    int64 `[1]`. first: int64 `[1]`, the number of the first neuron; its draws depend on the seed and this alone.
+    counts: float32, a multiple of `NEURON_MULTIPLE` of them. starts: where each chain starts in `w`, float32
+    `[chains]`. seed: int64 `[1]`. first: int64 `[1]`, the number of the first neuron; its draws depend on the seed and
+    this alone.
     """
     draws = counts.new_empty(len(starts), n_draws, len(counts))
     _draw_kernel[(len(counts) // CHAIN_NEURONS, len(starts))](
@@ -218,12 +219,12 @@ def can_draw(device: torch.device) -> bool:
     """Whether the kernels compile on `device` and agree with torch there."""
 
     def check() -> bool:
-        counts = torch.full((PADDING,), 10.0, device=device)
+        counts = torch.full((NEURON_MULTIPLE,), 10.0, device=device)
         with device_of(counts):
             starts, number = torch.ones(4, device=device), torch.ones(1, dtype=torch.int64, device=device)
             draws = draw_chains(counts, starts, number, number, 10, 200)
             sums, products = sum_halves(draws, counts)
-        halves = draws.view(8, 100, PADDING)
+        halves = draws.view(8, 100, NEURON_MULTIPLE)
         centred = halves - halves.mean(1, keepdim=True)
         covariance = torch.stack([(centred[:, k:] * centred[:, : 100 - k]).sum(1) for k in range(LAGS)], 1)
         return (

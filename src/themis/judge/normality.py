@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from themis.measure.panel import Shape
+from themis.measure.moments import Shape
 
 MIN_NORMALITY_TESTS = 20
 TELLING_TESTS = 200
@@ -36,13 +36,21 @@ def describe_normality(shape: Shape) -> Normality | None:
 
     Neurons without spread (never moved, or always by the same amount) are left out and counted as `n_unmoved`.
     """
-    signed_shape, absolute_shape = shape.signed(), shape.absolute()
-    has_spread = ~(signed_shape[0].isnan() | absolute_shape[0].isnan())
-    n_neurons = int(has_spread.sum())
-    if shape.n_tests < MIN_NORMALITY_TESTS or n_neurons == 0:
+    shapes = shape.signed(), shape.absolute()
+    has_spread = ~(shapes[0][0].isnan() | shapes[1][0].isnan())
+    n, n_neurons = shape.n_tests, int(has_spread.sum())
+    if n < MIN_NORMALITY_TESTS or n_neurons == 0:
         return None
-    signed = _figures(signed_shape[0][has_spread], signed_shape[1][has_spread], shape.n_tests)
-    absolute = _figures(absolute_shape[0][has_spread], absolute_shape[1][has_spread], shape.n_tests)
+    signed, absolute = (_figures(skewness[has_spread], kurtosis[has_spread], n) for skewness, kurtosis in shapes)
+    fit = "the normal model fits most neurons" if absolute[2] > 0.5 else "the normal model is an approximation here"
+    verdict = f"{fit}: sensitivities are close to normal for {absolute[2]:.0%} of the neurons"
+    if n < TELLING_TESTS:
+        fit = f"{n} uniform tests are too few to tell"
+        verdict = f"{fit} how normal the sensitivities are"
+    texts = [
+        f"median skewness {skewness:.1f}, excess kurtosis {kurtosis:.1f}, close to normal for {share:.0%} of neurons"
+        for skewness, kurtosis, share in (signed, absolute)
+    ]
     return Normality(
         skewness_signed=signed[0],
         kurtosis_signed=signed[1],
@@ -52,8 +60,8 @@ def describe_normality(shape: Shape) -> Normality | None:
         compatible_absolute=absolute[2],
         n_neurons=n_neurons,
         n_unmoved=len(has_spread) - n_neurons,
-        verdict=_verdict(absolute, shape.n_tests),
-        sentence=_sentence(signed, absolute, shape.n_tests),
+        verdict=verdict,
+        sentence=f"Signed differences: {texts[0]}; sensitivities: {texts[1]}; {fit}.",
     )
 
 
@@ -63,21 +71,3 @@ def _figures(skewness: Tensor, kurtosis: Tensor, n_tests: int) -> tuple[float, f
     close_kurtosis = CLOSE_KURTOSIS + 2 * (24 / n_tests) ** 0.5
     is_close = (skewness.abs() <= close_skewness) & (kurtosis.abs() <= close_kurtosis)
     return float(skewness.median()), float(kurtosis.median()), float(is_close.double().mean())
-
-
-def _verdict(absolute: tuple[float, float, float], n_tests: int) -> str:
-    if n_tests < TELLING_TESTS:
-        return f"{n_tests} uniform tests are too few to tell how normal the sensitivities are"
-    return f"{_fit(absolute)}: sensitivities are close to normal for {absolute[2]:.0%} of the neurons"
-
-
-def _sentence(signed: tuple[float, float, float], absolute: tuple[float, float, float], n_tests: int) -> str:
-    def figures(of: tuple[float, float, float]) -> str:
-        return f"median skewness {of[0]:.1f}, excess kurtosis {of[1]:.1f}, close to normal for {of[2]:.0%} of neurons"
-
-    fit = _fit(absolute) if n_tests >= TELLING_TESTS else f"{n_tests} uniform tests are too few to tell"
-    return f"Signed differences: {figures(signed)}; sensitivities: {figures(absolute)}; {fit}."
-
-
-def _fit(absolute: tuple[float, float, float]) -> str:
-    return "the normal model fits most neurons" if absolute[2] > 0.5 else "the normal model is an approximation here"

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from themis.errors import MissingExtraError
+from themis.judge.coverage import PAPER_DRAWS, Posterior
 from themis.judge.diagnostics import CHAINS, join, judge_by_chains, summarise
-from themis.judge.posterior import PAPER_DRAWS, Posterior
 from themis.measure.moments import Moments
 
-BLOCK = 256
+MODEL_NEURONS = 256
 """Neurons per model: NUTS needs longer trajectories for more."""
 
 THIN = 5
@@ -30,9 +30,8 @@ def pymc(moments: Moments, *, draws: int = PAPER_DRAWS, random_seed: int = 0) ->
     """Sample four chains with `pm.sample`, `draws` draws in total; ESS, MCSE and R-hat as ArviZ defines them."""
 
     def sample(n: Tensor, n_draws: int) -> Posterior:
-        return join(
-            [summarise(_chains(block, n_draws, (random_seed, i))) for i, block in enumerate(torch.split(n, BLOCK))]
-        )
+        parts = enumerate(torch.split(n, MODEL_NEURONS))
+        return join([summarise(_chains(part, n_draws, (random_seed, k))) for k, part in parts])
 
     return judge_by_chains(moments, draws, sample)
 
@@ -62,29 +61,22 @@ def _chains(n: Tensor, n_draws: int, stream: tuple[int, int]) -> Tensor:
 
 
 def _import_pymc() -> Any:
-    """Import pymc without the messages that it and its libraries print on import."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _quiet():
             import pymc as pm
     except ImportError as error:
         raise MissingExtraError('the judge "pymc" needs the package pymc: pip install "themis-dl[bayes]"') from error
-    finally:
-        logging.disable(level)
     return pm
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the progress reports of PyMC and the warnings of its libraries."""
-    logger = logging.getLogger("pymc")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Hide what PyMC and its libraries print when they are imported and while they sample."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        logging.disable(level)

@@ -1,13 +1,21 @@
-"""What the uniform stream says about the model: its fault rate, and the chance that the next test shows a new fault.
+"""What tests say about faults not found: the fault rate, the chance of a new fault, and how many are within reach.
 
 The residual risk counts as known whatever any test of the campaign has seen. A search learns from the uniform tests: it
 may avoid what they have found or return to it, so the faults that only the uniform stream has seen are not those that
 chance alone would leave. `residual_risk` allows for that.
+
+Within reach is what a search with four times the tests would find. What counts is the discovery curve of the campaign
+itself, uniform tests and search together, so the forecast includes how the search learns. Estimators of species
+richness from a random sample (Chao1 and its kin) know nothing of that, and were worse on real campaigns
+(`benchmarks/discovery.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from bisect import bisect, bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,17 +30,27 @@ Bools = NDArray[np.bool_] | Sequence[bool]
 Floats = NDArray[np.float64]
 
 TAIL_PROBABILITY = 0.025
+MOST_COUNTED = 1 << 40
+"""Numbers beyond this are not looked for."""
 _LOG_TAIL = float(np.log(1 / TAIL_PROBABILITY))
 _HALF_Z2 = 1.959963984540054**2 / 2
 
 
-def fault_rate(tests_by_seed: Counts, faults_by_seed: Counts) -> Estimate | None:
+def fault_rate(
+    tests_by_seed: Counts,
+    faults_by_seed: Counts,
+    seed_weight: Floats | None = None,
+    tail: float = TAIL_PROBABILITY,
+) -> Estimate | None:
     """The fault rate over inputs like these seeds: the mean of the tested seeds' own rates; None without a test.
 
     `tests_by_seed` and `faults_by_seed` are counts `[seeds]`. Tests of one seed are alike, so what is known grows with
     the seeds, not with the tests. Each limit is Gaffke's for the mean of a variable in 0..1, here a seed's own fault
     rate: the quantile of a Bayesian bootstrap of the seeds that has one more seed, which always fails (for the upper
     limit) or never does (for the lower). With one test per seed, this is Clopper and Pearson's interval.
+
+    `seed_weight` says how often inputs like each seed occur, if the tests were drawn so: a seed counts as much as its
+    weight exceeds its chance of having been tested at all. Each limit fails at most `tail` of the time.
     """
     tests, faults = _counts(tests_by_seed), _counts(faults_by_seed)
     if tests.shape != faults.shape or (faults > tests).any():
@@ -43,13 +61,59 @@ def fault_rate(tests_by_seed: Counts, faults_by_seed: Counts) -> Estimate | None
     is_tested = tests > 0
     if not is_tested.any():
         return None
-    return mean_estimate(faults[is_tested] / tests[is_tested])
+    rates = faults[is_tested] / tests[is_tested]
+    if seed_weight is None:
+        return mean_estimate(rates, tail)
+    share = (seed_weight / seed_weight.sum())[is_tested]
+    with np.errstate(divide="ignore"):  # one seed may be all there is
+        return mean_estimate(rates, tail, share / -np.expm1(tests.sum() * np.log1p(-share)))
 
 
-def mean_estimate(values: Floats, tail: float = TAIL_PROBABILITY) -> Estimate:
-    """The mean of a variable in 0..1 that `values` are a sample of, with Gaffke's limits; each fails at most `tail`."""
+def weighted_fault_rate(seed: NDArray[np.int64], is_fault: Bools, weight: Floats) -> Estimate:
+    """The fault rate if tests occurred as often as their weights say; all arguments are `[tests]`."""
+    tests, total = np.bincount(seed), np.bincount(seed, weight)
+    faults, is_tested = np.bincount(seed, weight * np.asarray(is_fault)), total > 0
+    rates = (faults[is_tested] / total[is_tested]).clip(0, 1)
+    return mean_estimate(rates, weights=total[is_tested] / tests[is_tested])
+
+
+def valid_fault_rate(
+    rate: Estimate, seed: NDArray[np.int64], is_valid: NDArray[np.bool_], is_unsure: NDArray[np.bool_]
+) -> Estimate:
+    """The rate of valid faults, from the fault rate and marks on a random sample of the uniform faults, all `[faults]`.
+
+    It is the fault rate times the share of valid faults. Each limit of `rate` must fail at most half as often as one of
+    the result may, as those of the share here do: then one of the two fails as often as allowed at most. Faults of a
+    seed are alike, so that the share is a mean over seeds, weighted by their marked faults. Unsure faults count as
+    valid in the upper limit, as invalid in the lower one, and as half a fault in the value.
+    """
+    _, place = np.unique(seed, return_inverse=True)
+    kinds = (np.ones(len(seed)), is_valid, is_unsure)
+    n, valid, unsure = (np.bincount(place, each).astype(np.float64) for each in kinds)
+    low, high = (mean_estimate(of / n, TAIL_PROBABILITY / 2, n) for of in (valid, valid + unsure))
+    share = float((valid + unsure / 2).sum() / n.sum())
+    return Estimate(rate.value * share, rate.low * low.low, rate.high * high.high)
+
+
+def mean_estimate(values: Floats, tail: float = TAIL_PROBABILITY, weights: Floats | None = None) -> Estimate:
+    """The mean of a variable in 0..1 that `values` are a sample of, with Gaffke's limits; each fails at most `tail`.
+
+    With weights, it is the weighted mean: the bootstrap draws pairs of value and weight, and its further value has the
+    largest weight.
+    """
     values = np.asarray(values, dtype=np.float64)
-    return Estimate(float(values.mean()), 1 - _mean_limit(1 - values, tail), _mean_limit(values, tail))
+    low, high = 1 - _mean_limit(1 - values, tail, weights), _mean_limit(values, tail, weights)
+    return Estimate(float(np.average(values, weights=weights)), low, high)
+
+
+def seeds_to_exceed(limit: float, rate: float, tail: float) -> int:
+    """How many seeds it takes until the lower limit of a mean is over `limit` if their mean is `rate`, at any spread.
+
+    Seeds that always or never fail spread most: their limit is that of Clopper and Pearson.
+    """
+    from scipy.special import betaincinv
+
+    return 1 + bisect(range(1, MOST_COUNTED), limit, key=lambda n: float(betaincinv(rate * n, n - rate * n + 1, tail)))
 
 
 def mean_p_value(values: Floats, mean: float) -> float:
@@ -61,14 +125,13 @@ def mean_p_value(values: Floats, mean: float) -> float:
 
 
 def residual_risk(
-    times_seen: Counts, first_seen: Counts, is_new: Bools, is_searched: Bools, n_tests: int, n_unplaced: int = 0
+    times_seen: Counts, first_seen: Counts, is_new: Bools, is_searched: Bools, n_tests: int
 ) -> Estimate | None:
     """The chance that the next uniform test shows a distinct fault that no test of the campaign has seen.
 
     The columns describe the distinct faults of the uniform stream: how often it saw each and at which of its `n_tests`
-    tests first, whether the search had not seen it by then, and whether the search has seen it at any time. The order
-    of the first `n_unplaced` tests is unknown; the faults that they showed must have `first_seen` 0. Returns None
-    without a uniform test.
+    tests first, whether the search had not seen it by then, and whether the search has seen it at any time. Returns
+    None without a uniform test.
 
     - The value is `unseen_mass` over the later half of the tests: faults that the earlier tests or the search have seen
       are known. The less time the search has had to react to a test, the smaller the bias.
@@ -81,19 +144,16 @@ def residual_risk(
         return None
     seen, first = _counts(times_seen), _counts(first_seen)
     is_unknown, is_new = ~np.asarray(is_searched, dtype=bool), np.asarray(is_new, dtype=bool)
-    if n_unplaced >= n_tests:
-        return unseen_mass(seen[is_unknown], n_tests)
 
     def recent(n: int) -> Estimate:
         mass = unseen_mass(seen[is_unknown & (first >= n_tests - n)], n)
         assert mass is not None
         return mass
 
-    n_placed = n_tests - n_unplaced
-    n_half, n_quarter = (min(n_placed, -(-n_tests // parts)) for parts in (2, 4))
+    n_half, n_quarter = -(-n_tests // 2), -(-n_tests // 4)
     high = min(
         _binomial_limit(int((is_new & (first >= n_tests - n_half)).sum()), n_half),
-        _binomial_limit(int((is_new & (first >= n_unplaced)).sum()), n_placed),
+        _binomial_limit(int(is_new.sum()), n_tests),
     )
     value = min(recent(n_half).value, high)
     return Estimate(value, min(recent(n_quarter).low, value), high)
@@ -131,27 +191,35 @@ def _counts(values: Counts) -> Floats:
     return array
 
 
-def _mean_limit(values: Floats, tail: float) -> float:
+def _mean_limit(values: Floats, tail: float, weights: Floats | None = None) -> float:
     """Gaffke's upper limit for the mean of a distribution on 0..1 that `values` are a sample of."""
     from scipy.optimize import brentq
 
-    points, weights = np.unique(np.append(values, 1.0), return_counts=True)
-    if len(points) == 1:
+    points, scales = np.append(values, 1.0), None
+    if weights is None:
+        points, counts = np.unique(points, return_counts=True)
+    else:  # in steps of 5%, so that many are the same
+        steps = np.round(np.log(np.append(weights, weights.max()).clip(1e-300)) * 20)
+        (points, steps), counts = np.unique([points, steps], axis=1, return_counts=True)
+        scales = np.exp((steps - steps.max()) / 20)
+    if points[0] == points[-1]:
         return 1.0
-    return float(brentq(lambda t: _chance_under(t, points, weights) - (1 - tail), points[0], 1.0, xtol=1e-10))
+    return float(brentq(lambda t: _chance_under(t, points, counts, scales) - (1 - tail), points[0], 1.0, xtol=1e-10))
 
 
-_STEP = 0.02
-_FREQUENCIES = np.exp(np.arange(-14, 20, _STEP))
+_FREQUENCY_STEP = 0.02
+_FREQUENCIES = np.exp(np.arange(-14, 20, _FREQUENCY_STEP))
 
 
-def _chance_under(limit: float, points: Floats, weights: NDArray[np.integer[Any]]) -> float:
-    """The chance that a Dirichlet(`weights`) mixture of `points` is under `limit`.
+def _chance_under(
+    limit: float, points: Floats, weights: NDArray[np.integer[Any]], scales: Floats | None = None
+) -> float:
+    """The chance that a Dirichlet(`weights`) mixture of `points` is under `limit`; each point counts by its scale.
 
     It is the chance that independent Gamma(weight) variables times `point - limit` add up to less than zero: Imhof's
     integral over the characteristic function, on a logarithmic scale, where the trapezoid rule is good to six digits.
     """
-    offsets = points - limit
+    offsets = points - limit if scales is None else (points - limit) * scales
     mean, sd = float(weights @ offsets), float(np.sqrt(weights @ offsets**2))
     if abs(mean) > 8 * sd:  # far beyond either limit by Cantelli's inequality; the integrand would swing too fast
         return float(mean < 0)
@@ -161,7 +229,7 @@ def _chance_under(limit: float, points: Floats, weights: NDArray[np.integer[Any]
         angle = np.arctan(scaled) @ weights
         log_modulus = 0.5 * np.log1p(scaled * scaled) @ weights
         total += float((np.sin(angle) * np.exp(-log_modulus)).sum())
-    return 0.5 - total * _STEP / np.pi
+    return 0.5 - total * _FREQUENCY_STEP / np.pi
 
 
 def _binomial_limit(successes: float, trials: float) -> float:
@@ -190,3 +258,82 @@ def _unseen_floor(often: Floats, frequency: NDArray[np.integer[Any]], singletons
     is_even = often % 2 == 0  # odd counts above one would only help; without them the limit stays under the estimate
     gain = singletons * np.log1p(_DOWNWARD[:, 0]) + np.log1p(-(_DOWNWARD ** often[is_even])) @ frequency[is_even]
     return max(0.0, float(((gain - price) / _DOWNWARD[:, 0]).max()))
+
+
+FACTOR = 4
+"""Within reach is what this many times the tests would find."""
+PRIOR = 0.5
+"""Added to the findings of the last doubling: having found nothing does not mean a rate of zero (Jeffreys' prior)."""
+TREND, TREND_TESTS = 0.4, 15
+"""How far the trend of the last two doublings continues over the next two, and the number of findings in them that
+earns half of that. On real curves each doubling finds about as much as the one before."""
+FORECAST_SPREAD = 0.5
+"""Standard deviation of the logarithm of what real campaigns find about this rule, beyond the chance in the counts."""
+CAUTION = 0.75
+"""`Reach.recall` takes this quantile of what is still to be found."""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """A forecast of what the same search would have found after `FACTOR` times the tests.
+
+    What is still to be found is a negative binomial variable with this mean and shape, and at most `n_left`.
+    """
+
+    found: int
+    n_tests: int
+    mean: float
+    shape: float
+    n_left: int | None = None
+
+    def quantile(self, share: float) -> int:
+        """The smallest number that what is still to be found exceeds with a probability of at most `1 - share`."""
+        from scipy.special import betainc
+
+        odds = self.shape / (self.shape + self.mean)
+        n = bisect_left(range(MOST_COUNTED), share, key=lambda n: float(betainc(self.shape, n + 1, odds)))
+        return n if self.n_left is None else min(n, self.n_left)
+
+    @property
+    def estimate(self) -> Estimate:
+        """What is within reach, found or not."""
+        value, low, high = (float(self.found + self.quantile(share)) for share in (0.5, 0.025, 0.975))
+        return Estimate(value, low, high)
+
+    @property
+    def recall(self) -> float | None:
+        """The share of what is within reach that was found, this or more with probability `CAUTION`; None if none."""
+        return self.found / (self.found + self.quantile(CAUTION)) if self.found else None
+
+    def tests_to(self, share: float) -> int:
+        """How many more tests find this share of what is within reach, if each doubling finds the same."""
+        missing = self.quantile(0.5)
+        needed = share * (self.found + missing) - self.found
+        if needed <= 0:
+            return 0
+        growth = float(FACTOR) ** (needed / missing)
+        more: int = math.ceil(self.n_tests * (growth - 1))
+        return more
+
+
+def forecast(found_at: Iterable[int], n_tests: int, n_all: int | None = None) -> Reach:
+    """What is within reach after `n_tests` tests; `found_at` are the tests that found something for the first time.
+
+    Let n1 and n2 be the findings of the last two doublings, the tests in (T/4, T/2] and (T/2, T]. The next two
+    doublings find `2 n2 (n2/n1)**w`, where the weight w of the trend is small unless the counts are large. `n_all` is
+    the number that can be found at all, such as the number of seeds: what is left of it becomes harder to find.
+    """
+    numbers = np.fromiter(found_at, dtype=np.int64)
+    found = len(numbers)
+    recent = int((numbers >= n_tests / 2).sum())
+    before = int((numbers >= n_tests / 4).sum()) - recent
+    weight = TREND * (recent + before) / (recent + before + TREND_TESTS)
+    trend = ((recent + 0.5) / (before + 0.5)) ** weight
+    mean = 2 * (recent + PRIOR) * trend * math.exp(FORECAST_SPREAD**2 / 2)  # the rule holds for the median
+    n_left = None
+    if n_all is not None:
+        n_left = max(0, n_all - found)
+        chance = min(1.0, mean / 2 / max(n_left + recent, 1))  # per doubling, of each that is left
+        mean = n_left * (1 - (1 - chance) ** 2)
+    spread = (1 + 1 / (recent + PRIOR)) * math.exp(FORECAST_SPREAD**2) - 1
+    return Reach(found, n_tests, max(mean, 1e-9), 1 / spread, n_left)

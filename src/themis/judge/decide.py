@@ -1,0 +1,121 @@
+"""Whether a fault rate is within a limit, as early as possible: certain at 95%, however often one looks.
+
+Each input is tested once, and inputs are a sample of a population, so that faults are independent events with one
+probability: the fault rate over inputs like these. A bet against "the rate is above the limit" multiplies its stake by
+the likelihood of each result under a smaller rate, relative to that at the limit. If the rate is in fact above it, the
+stake is expected to shrink or stay, and by Ville's inequality it ever reaches 20 times its start in at most 5% of
+campaigns. The stake is divided among several smaller rates. A second bet, among larger rates, is against "the rate is
+within the limit". For any true rate only one of the two answers is wrong, so each may take the whole 5%.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from themis.judge.estimate import Estimate
+from themis.settings import FAILS, HOLDS, UNDECIDED
+from themis.text import counted
+
+ERROR = 0.05
+"""The chance of a wrong verdict."""
+SMALLER_RATES = ((0.0, 4), (0.125, 3), (0.25, 4), (0.5, 4), (0.75, 2), (0.875, 1), (0.9375, 1), (0.96875, 1))
+"""Rates under the limit that are bet on, as shares of it, and their parts of the stake."""
+LARGER_RATES = tuple(1 + 2.0**k for k in range(-5, 12))
+"""Rates over the limit that are bet on, with equal parts of the stake; only those below 1 count."""
+MOST_FORECAST_TESTS = 10**8
+"""Tests beyond which no verdict is forecast."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The verdict on a claim about the fault rate, with a probability of a wrong one of at most 5%."""
+
+    claim: str
+    verdict: str
+    """holds, does not hold, or undecided."""
+    tests: int
+    """Tests that it is based on, each of another seed."""
+    faults: int
+    more_tests: int | None
+    """Tests still needed if faults stay as frequent; None if it is decided, or too close to the limit."""
+    more_seeds: int | None
+    """Seeds that these tests need beyond those of the data."""
+
+    @property
+    def clause(self) -> str:
+        """The verdict, what it is based on and, if it is open, what would probably decide it."""
+        found = f"{counted(self.faults, 'fault')} on {counted(self.tests, 'seed')}, each tested once"
+        if self.verdict != UNDECIDED:
+            return f"{self.claim} {self.verdict} (certain at {1 - ERROR:.0%}): {found}"
+        if self.more_tests is None:
+            return f"{self.claim} is undecided: {found}; the rate is too close to the limit for any number of tests"
+        tests, seeds = (f"{float(f'{n:.2g}'):,.0f}" for n in (self.more_tests, self.more_seeds or 0))
+        needed = f"and {seeds} more seeds" if self.more_seeds else "for which the data has the seeds"
+        return f"{self.claim} is undecided: {found}; it would probably take {tests} more tests, {needed}"
+
+
+def decide(claim: str, limit: float, tests: int, faults: int, n_seeds: int) -> Decision:
+    """The verdict on a limit of the fault rate after so many tests, each of another one of the seeds."""
+    smaller, larger = stakes(limit, tests, faults)
+    verdict = HOLDS if smaller >= 1 / ERROR else FAILS if larger >= 1 / ERROR else UNDECIDED
+    more = _more_tests(limit, tests, faults) if verdict == UNDECIDED else None
+    return Decision(claim, verdict, tests, faults, more, None if more is None else max(0, tests + more - n_seeds))
+
+
+def stakes(limit: float, tests: Any, faults: Any) -> tuple[Any, Any]:
+    """What the bets against a rate above the limit, and against one within it, have made of a stake of 1.
+
+    `tests` and `faults` may be arrays of one shape.
+    """
+    bets = ((limit * share, part) for share, part in SMALLER_RATES)
+    others = ((limit * times, 1) for times in LARGER_RATES if limit * times < 1)
+    return _stake(limit, [*bets], tests, faults), _stake(limit, [*others] or [((1 + limit) / 2, 1)], tests, faults)
+
+
+def _stake(limit: float, bets: list[tuple[float, int]], tests: Any, faults: Any) -> Any:
+    faults, passes = np.asarray(faults, float), np.asarray(tests, float) - faults
+    total = np.zeros(np.broadcast(faults, passes).shape)
+    with np.errstate(over="ignore"):
+        for rate, part in bets:
+            of_faults = faults * math.log(rate / limit) if rate else np.where(faults > 0, -np.inf, 0.0)
+            total += part * np.exp(of_faults + passes * (math.log1p(-rate) - math.log1p(-limit)))
+    return total / sum(part for _, part in bets)
+
+
+def _more_tests(limit: float, tests: int, faults: int) -> int | None:
+    """Further tests that decide, if faults stay as frequent as they were."""
+    totals: NDArray[np.int64] = np.unique(np.geomspace(max(tests, 1), MOST_FORECAST_TESTS, 2000).astype(np.int64))
+    smaller, larger = stakes(limit, totals, totals * (faults / max(tests, 1)))
+    decided = totals[(np.maximum(smaller, larger) >= 1 / ERROR) & (totals > tests)]
+    return int(decided[0]) - tests if len(decided) else None
+
+
+def rate_at_any_time(tests: int, faults: int) -> Estimate:
+    """The fault rate of tests of different seeds; its 95% interval holds at all times together.
+
+    It has the rates against which a bet, spread over all rates as Beta(1/2, 1/2), has not made 20 times its stake.
+    """
+    passes, value = tests - faults, faults / tests
+    gain = math.lgamma(faults + 0.5) + math.lgamma(passes + 0.5) - math.lgamma(tests + 1) - math.log(math.pi)
+
+    def is_likely(rate: float) -> bool:
+        log_chance = (faults and faults * math.log(rate)) + (passes and passes * math.log1p(-rate))
+        return gain - log_chance < math.log(1 / ERROR)
+
+    return Estimate(value, 0.0 if not faults else _end(is_likely, value, 0.0), _end(is_likely, value, 1.0))
+
+
+def _end(is_likely: Callable[[float], bool], inside: float, outside: float) -> float:
+    """Where likely rates end, between a likely one and an end of the range."""
+    if inside == outside:
+        return outside
+    for _ in range(60):
+        middle = (inside + outside) / 2
+        inside, outside = (middle, outside) if is_likely(middle) else (inside, middle)
+    return outside
