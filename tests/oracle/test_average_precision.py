@@ -6,7 +6,7 @@ import io
 import pytest
 import torch
 
-from themis.oracle.boxes import by_score, mean_average_precision
+from themis.oracle.boxes import average_precision, by_score
 
 
 def boxes(n, generator):
@@ -78,31 +78,29 @@ def coco_figures(detections, labels):
 @pytest.mark.parametrize("random_seed", range(3))
 def test_it_is_that_of_pycocotools(random_seed):
     detections, labels = random_pictures(random_seed)
-    precision = mean_average_precision(detections, labels)
+    precision = average_precision(detections, labels)
     expected = coco_figures(detections, labels)
-    assert [precision.mean, precision.at_50, precision.at_75] == pytest.approx(expected, abs=1e-9)
-    assert 0.1 < precision.mean < precision.at_50 < 0.95
+    assert [precision.mean(), precision[:, 0].mean(), precision[:, 5].mean()] == pytest.approx(expected, abs=1e-9)
+    assert 0.1 < precision.mean() < precision[:, 0].mean() < 0.95
 
 
 def test_figures_by_hand():
     labels = torch.tensor([[[0, 0, 10, 10, 0], [20, 0, 30, 10, 0]]]).float()
     found = torch.tensor([[[0, 0, 10, 10, 0.9, 0], [50, 0, 60, 10, 0.8, 0], [20, 0, 30, 10, 0.7, 0]]])
-    precision = mean_average_precision(found, labels)
+    precision = average_precision(found, labels)
     # Recalls 0 to 0.5, which are 51 of 101, have precision 1; the other 50 have 2/3.
-    assert precision.mean == pytest.approx((51 + 50 * 2 / 3) / 101)
-    assert precision.by_class == {0: precision.mean}
+    assert precision.tolist() == [pytest.approx([(51 + 50 * 2 / 3) / 101] * 10)]
     shifted = found + torch.tensor([2, 0, 2, 0, 0, 0])  # an IoU of 8 / 12, which is enough for 0.5 to 0.65
-    assert mean_average_precision(shifted, labels).mean == pytest.approx(0.4 * precision.mean)
+    assert average_precision(shifted, labels).mean() == pytest.approx(0.4 * precision.mean())
 
 
 def test_without_objects_there_is_none():
     empty = torch.full((2, 1, 5), -1.0)
-    assert mean_average_precision(torch.zeros(2, 3, 6), empty).mean is None
-    assert mean_average_precision(torch.zeros(2, 0, 6), torch.zeros(2, 0, 5)).mean is None
+    assert average_precision(torch.zeros(2, 3, 6), empty).shape == (0, 10)
+    assert average_precision(torch.zeros(2, 0, 6), torch.zeros(2, 0, 5)).shape == (0, 10)
 
 
 def test_objects_of_a_class_that_was_never_found_count():
     labels = torch.tensor([[[0, 0, 10, 10, 0], [20, 0, 30, 10, 3]]]).float()
-    precision = mean_average_precision(torch.tensor([[[0, 0, 10, 10, 0.9, 0]]]), labels)
-    assert precision.by_class == {0: 1.0, 3: 0.0}
-    assert precision.mean == precision.at_50 == 0.5
+    precision = average_precision(torch.tensor([[[0, 0, 10, 10, 0.9, 0]]]), labels)
+    assert precision.tolist() == [[1] * 10, [0] * 10]

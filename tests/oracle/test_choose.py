@@ -187,7 +187,7 @@ def test_a_function_may_return_outcomes_and_margins():
 
 
 BAD = {
-    "nothing": (lambda c, o, y: None, "got nothing"),
+    "nothing": (lambda c, o, y: None, "got NoneType"),
     "numbers": (lambda c, o, y: o[:, 0], "got torch.float32"),
     "one for all": (lambda c, o, y: True, r"got shape \[\]"),
     "text": (lambda c, o, y: "yes", "got str"),

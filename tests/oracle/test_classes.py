@@ -105,9 +105,8 @@ def test_labels_may_be_whole_numbers_of_any_type():
 @pytest.mark.parametrize("oracle", [Changed(), Wrong(), Top(2)])
 @pytest.mark.parametrize("shape", [(3,), (3, 1), (3, 5, 5)])
 def test_outputs_that_are_not_scores_are_refused(shape, oracle):
-    for call in (oracle.check, oracle.settle):
-        with pytest.raises(ModelError, match=r"scores \[inputs, classes\]"):
-            call(torch.zeros(shape), None)
+    with pytest.raises(ModelError, match=r"scores \[inputs, classes\]"):
+        oracle.settle(torch.zeros(shape), None)
 
 
 def test_confidence_takes_scores_and_probabilities():

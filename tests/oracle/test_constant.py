@@ -6,7 +6,7 @@ from torch import nn
 
 import themis
 from themis.oracle import choose_oracle
-from themis.oracle.constant import find_constant
+from themis.oracle.oracle import find_constant
 from themis.runs.display.text import opening
 
 

@@ -12,7 +12,7 @@ import themis
 from themis.errors import DataError, ModelError
 from themis.oracle import KeyPoints, Motion
 from themis.perturb import PERTURBATIONS, Context, perturb
-from themis.report.view import read_view
+from themis.report.page import read_view
 from themis.retraining.grading import grade, losses, reference
 from themis.runs.display.fault import pictures as pictures_of
 from themis.runs.display.figure import draw_faults
@@ -83,7 +83,7 @@ def test_points_that_are_not_labelled_or_that_the_model_does_not_find_do_not_cou
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ModelError, match=r"must be \[inputs, points, 2\], .*got \[4, 6\]: pass output="):
-        KeyPoints().settle(torch.zeros(4, 6), None)
+        KeyPoints().check(torch.zeros(4, 6), None)
     with pytest.raises(ModelError, match="needs 2 points or more, got 1: give the tolerance in pixels"):
         KeyPoints().check(torch.zeros(4, 1, 2), None)
     with pytest.raises(DataError, match=r"places of 3 points per seed, \[1, 3, 2\], .*got shape \[1, 2, 2\]"):

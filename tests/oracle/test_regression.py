@@ -125,7 +125,7 @@ def test_each_of_several_numbers_has_its_own_default_tolerance():
     with pytest.raises(DataError, match=r"2 numbers per seed: 9 inputs, got shape \[9, 3\]"):
         choose_oracle("regression:1").check(clean, torch.rand(9, 3))
     with pytest.raises(DataError, match="for a regression, as many numbers per seed as the model has outputs"):
-        choose_oracle("auto").check(clean, torch.rand(9, 3))
+        choose_oracle("auto").settle(clean, torch.rand(9, 3)).check(clean, torch.rand(9, 3))
 
 
 def test_an_attack_leaves_the_clean_answer_where_the_squared_error_is_flat():

@@ -14,7 +14,8 @@ from warm_python import warm_python
 import themis
 from themis.cli import main
 from themis.oracle import Compare
-from themis.report.gates.messages import describe_fault, describe_replay
+from themis.report.gates.robustness import describe_replay
+from themis.runs.display.fault import describe_fault
 from themis.runs.display.text import opening
 from themis.runs.replay import Replayer
 from themis.runs.store.reader import Reader

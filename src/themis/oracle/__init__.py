@@ -1,7 +1,7 @@
 """What a fault is: the oracle of a task compares a test's output with that of its seed, or with the label."""
 
 from themis.oracle.choose import ORACLES, choose_oracle, is_own_oracle
-from themis.oracle.classes import Changed, Top, Wrong, are_probabilities, confidence
+from themis.oracle.classes import Changed, Disagreement, Top, Wrong, are_probabilities, confidence
 from themis.oracle.compare import Compare
 from themis.oracle.detection import Detection
 from themis.oracle.keypoints import KeyPoints
@@ -18,6 +18,7 @@ __all__ = [
     "Changed",
     "Compare",
     "Detection",
+    "Disagreement",
     "KeyPoints",
     "Motion",
     "Multilabel",

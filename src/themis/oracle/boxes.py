@@ -9,7 +9,6 @@ An object, which is a label, is `(left, top, right, bottom, class)`. Rows of cla
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -76,46 +75,41 @@ def match(
     be matched at all. is_optional `[tests, objects]`: objects that are matched only if no other is. is_crowd `[tests,
     objects]`: optional objects that any number of detections may match.
     """
-    if matching == "hungarian":
-        return _match_hungarian(overlaps, is_pair, is_optional, is_crowd)
-    n_tests, n_detections, n_objects = overlaps.shape
-    matched = torch.full((n_tests, n_detections), UNMATCHED, dtype=torch.int64, device=overlaps.device)
+    n_objects = overlaps.shape[2]
     if n_objects == 0:
-        return matched
+        return torch.full(overlaps.shape[:2], UNMATCHED, device=overlaps.device)
+    assign = _assign_hungarian if matching == "hungarian" else _assign_greedily
+    matched = assign(overlaps, is_pair & ~is_crowd[:, None], is_optional)
+    share, place = torch.where(is_pair & is_crowd[:, None], overlaps, -torch.inf).flip(2).max(2)
+    return torch.where((matched == UNMATCHED) & (share > -torch.inf), n_objects - 1 - place, matched)
+
+
+def _assign_greedily(overlaps: Tensor, is_pair: Tensor, is_optional: Tensor) -> Tensor:
+    n_tests, n_detections, n_objects = overlaps.shape
+    matched = torch.full((n_tests, n_detections), UNMATCHED, device=overlaps.device)
     is_free = torch.ones(n_tests, n_objects, dtype=torch.bool, device=overlaps.device)
-    # Required objects come first whatever their overlap; a crowd comes last.
-    precedence = 2.0 * (~is_optional).to(overlaps.dtype) - 2.0 * is_crowd.to(overlaps.dtype)
-    rank = torch.where(is_pair, overlaps + precedence[:, None], -torch.inf).flip(2)  # of equals, COCO takes the last
-    is_repeatable = is_crowd.flip(1)
+    # Required objects come first whatever their overlap; of equals, COCO takes the last.
+    rank = torch.where(is_pair, overlaps + 2.0 * (~is_optional).to(overlaps.dtype)[:, None], -torch.inf).flip(2)
     for k in range(n_detections):
-        candidates = rank[:, k].masked_fill(~(is_free | is_repeatable), -torch.inf)
-        best, place = candidates.max(1)
+        best, place = rank[:, k].masked_fill(~is_free, -torch.inf).max(1)
         is_found = best > -torch.inf
         matched[:, k] = torch.where(is_found, n_objects - 1 - place, UNMATCHED)
-        taken = torch.zeros_like(is_free).scatter_(1, place[:, None], is_found[:, None])
-        is_free &= ~taken
+        is_free &= ~torch.zeros_like(is_free).scatter_(1, place[:, None], is_found[:, None])
     return matched
 
 
-def _match_hungarian(overlaps: Tensor, is_pair: Tensor, is_optional: Tensor, is_crowd: Tensor) -> Tensor:
+def _assign_hungarian(overlaps: Tensor, is_pair: Tensor, is_optional: Tensor) -> Tensor:
     from scipy.optimize import linear_sum_assignment
 
-    n_tests, n_detections, _ = overlaps.shape
-    matched = torch.full((n_tests, n_detections), UNMATCHED, dtype=torch.int64)
+    matched = torch.full(overlaps.shape[:2], UNMATCHED)
     # Any pair is better than none, and one more required object better than any overlaps of optional ones.
-    n = 1 + overlaps.shape[2]
-    worth = overlaps.detach() + torch.where(is_optional, 1.0, 2.0 * n)[:, None]
-    may_pair = is_pair & ~is_crowd[:, None]
-    worths = torch.where(may_pair, worth, 0.0).cpu().double().numpy()
-    for test in range(n_tests):
-        rows, columns = linear_sum_assignment(worths[test], maximize=True)
-        is_real = worths[test][rows, columns] > 0
+    worth = overlaps.detach() + torch.where(is_optional, 1.0, 2.0 * (1 + overlaps.shape[2]))[:, None]
+    worths = torch.where(is_pair, worth, 0.0).cpu().double().numpy()
+    for test, of_test in enumerate(worths):
+        rows, columns = linear_sum_assignment(of_test, maximize=True)
+        is_real = of_test[rows, columns] > 0
         matched[test, torch.from_numpy(rows[is_real])] = torch.from_numpy(columns[is_real])
-    matched = matched.to(overlaps.device)
-    in_crowd = (is_pair & is_crowd[:, None]).to(torch.int8)
-    if not in_crowd.shape[2]:
-        return matched
-    return torch.where((matched == UNMATCHED) & in_crowd.any(2), in_crowd.argmax(2), matched)
+    return matched.to(overlaps.device)
 
 
 def are_matched(matched: Tensor, n_objects: int) -> Tensor:
@@ -138,43 +132,26 @@ PICTURES_AT_ONCE = 256
 FOUND, IGNORED_BOX = 1, -1
 
 
-@dataclass(frozen=True)
-class AveragePrecision:
-    """The average precision of a detector: the mean over classes; None without objects."""
+def average_precision(outputs: Tensor, labels: Tensor) -> NDArray[np.float64]:
+    """Return the average precision of detections `[pictures, n, 6]` of objects `[pictures, n, 5]`.
 
-    mean: float | None
-    """Over all thresholds, which is COCO's AP."""
-    at_50: float | None
-    at_75: float | None
-    by_class: dict[int, float]
-    """Over all thresholds, for each class of which there are objects."""
-
-
-def mean_average_precision(outputs: Tensor, labels: Tensor) -> AveragePrecision:
-    """Return the average precision of detections `[pictures, n, 6]` of objects `[pictures, n, 5]`."""
+    It has a row for each class of which there are objects, and a column for each threshold. Its mean is COCO's AP.
+    """
     outputs = by_score(outputs)
     scores, classes = outputs[..., SCORE].double(), outputs[..., CLASS].long()
     classes = torch.where(scores > 0, classes, -1)
     parts = [slice(first, first + PICTURES_AT_ONCE) for first in range(0, len(outputs), PICTURES_AT_ONCE)]
     matched = torch.cat([_match_all(outputs[part], classes[part], labels[part]) for part in parts], 1)
     of_object = labels[..., 4].long()
-    by_class = {}
+    rows = []
     for number in torch.unique(of_object[of_object >= 0]).tolist():
         n_objects = int((of_object == number).sum())
-        is_class = (classes == number) & (_rank_in_class(classes, number) < MAX_DETECTIONS)
+        is_class = classes == number
+        is_class &= is_class.long().cumsum(1) <= MAX_DETECTIONS
         results = matched[:, is_class].cpu().numpy()
         order = np.argsort(-scores[is_class].cpu().numpy(), kind="mergesort")
-        by_class[number] = np.array([_precision(row[order], n_objects) for row in results])
-    if not by_class:
-        return AveragePrecision(None, None, None, {})
-    table = np.stack(list(by_class.values()))  # [classes, thresholds]
-    means = table.mean(0)
-    return AveragePrecision(
-        float(table.mean()),
-        float(means[THRESHOLDS.index(0.5)]),
-        float(means[THRESHOLDS.index(0.75)]),
-        {number: float(values.mean()) for number, values in by_class.items()},
-    )
+        rows.append([_precision(row[order], n_objects) for row in results])
+    return np.array(rows).reshape(-1, len(THRESHOLDS))
 
 
 def _match_all(outputs: Tensor, classes: Tensor, labels: Tensor) -> Tensor:
@@ -191,10 +168,6 @@ def _match_all(outputs: Tensor, classes: Tensor, labels: Tensor) -> Tensor:
     return torch.stack(results)
 
 
-def _rank_in_class(classes: Tensor, number: int) -> Tensor:
-    return (classes == number).long().cumsum(1) - 1
-
-
 def _precision(found: NDArray[np.int8], n_objects: int) -> float:
     """Return the mean over recalls of the best precision at that recall or a higher one."""
     found = found[found != IGNORED_BOX]
@@ -204,4 +177,4 @@ def _precision(found: NDArray[np.int8], n_objects: int) -> float:
     precision = true / np.maximum(true + false, np.spacing(1))
     best = np.maximum.accumulate(precision[::-1])[::-1]
     place = np.searchsorted(recall, RECALLS, side="left")
-    return float(np.where(place < len(best), np.append(best, 0.0)[np.minimum(place, len(best))], 0.0).mean())
+    return float(np.append(best, 0.0)[place].mean())

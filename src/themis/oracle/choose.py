@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,18 +10,17 @@ from typing import Any
 
 from torch import Tensor
 
-from themis.errors import ModelError, UsageError, first_line, nearest
+from themis.errors import ModelError, UsageError, nearest
 from themis.oracle.classes import Changed, Top, Wrong, are_probabilities
 from themis.oracle.compare import Compare
-from themis.oracle.constant import LEAST_SEEDS
 from themis.oracle.detection import Detection, are_detections
 from themis.oracle.keypoints import KeyPoints
-from themis.oracle.oracle import Oracle, Verdict
+from themis.oracle.oracle import LEAST_SEEDS, Oracle, Verdict
 from themis.oracle.regression import Regression
 from themis.oracle.segmentation import Segmentation
 from themis.oracle.thresholds import Multilabel, Threshold, are_bits
 from themis.plugins import Extensible
-from themis.user_code import StandardLibraryError, describe_location, import_named
+from themis.user_code import import_named
 
 MOST_NUMBERS = 2
 """More outputs than these are taken for class scores without a warning."""
@@ -49,9 +47,6 @@ class Auto(Oracle):
 
     def settle(self, clean_outputs: Tensor, labels: Tensor | None) -> Oracle:
         return _choose_task(clean_outputs, labels).settle(clean_outputs, labels)
-
-    def check(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
-        return self.settle(clean_outputs, labels).check(clean_outputs, labels)
 
     def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
         return self.settle(clean_outputs, labels).reference(clean_outputs, labels)
@@ -88,28 +83,23 @@ def _choose_task(clean_outputs: Tensor, labels: Tensor | None) -> Oracle:
         return KeyPoints()
     if are_detections(clean_outputs):
         return Detection()
-    if len(shape) == 3:
-        raise ModelError(
-            "outputs must be [inputs, classes], [inputs], [inputs, classes, height, width] or detections [inputs, n, "
-            f"6] for the task to be known, got {list(shape)}: {_remedy_of_three_axes(clean_outputs)}, or your own "
-            "comparison as oracle=Compare(function)"
-        )
     raise ModelError(
-        "outputs must be [inputs, classes], [inputs] or [inputs, classes, height, width] for the task to be known, got "
-        f"{list(shape)}: pass output=... to Target to pick the scores, or your own comparison as "
+        "outputs must be [inputs, classes], [inputs], [inputs, classes, height, width] or detections [inputs, n, 6] "
+        f"for the task to be known, got {list(shape)}: {_remedy(clean_outputs)}, or your own comparison as "
         "oracle=Compare(function)"
     )
 
 
-def _remedy_of_three_axes(outputs: Tensor) -> str:
-    """What to write for outputs `[inputs, ..., ...]`: boxes come with scores in 0..1, logits of tokens do not."""
+def _remedy(outputs: Tensor) -> str:
+    """What to write for outputs of an unknown task: boxes come with scores in 0..1, logits of tokens do not."""
+    remedy = "pass output=... to Target to pick the scores"
+    if outputs.ndim != 3:
+        return remedy
     for form, scores in (("yolo", outputs[:, 4:]), ("yolov5", outputs[..., 4:])):
         if scores.numel() and bool(((scores >= 0) & (scores <= 1)).all()) and bool((outputs > 1).any()):
             return f"pass output={form!r} to Target if these are boxes and scores"
-    return (
-        "pass output=... to Target to pick the scores, such as output=lambda result: result.logits[:, -1] for the last "
-        "token of a language model [inputs, tokens, vocabulary]"
-    )
+    example = "output=lambda result: result.logits[:, -1] for the last token of a language model"
+    return f"{remedy}, such as {example} [inputs, tokens, vocabulary]"
 
 
 def may_be_numbers(outputs: Tensor) -> bool:
@@ -139,8 +129,8 @@ OWN_ORACLES: dict[str, Callable[[str], Oracle]] = {
     "threshold": Threshold.parse,
     "multilabel": Multilabel.parse,
     "regression": Regression.parse,
-    "euclidean": Regression.parse_euclidean,
-    "off": Regression.parse_off,
+    "euclidean": partial(Regression.parse, is_euclidean=True),
+    "off": partial(Regression.parse, compared_with="label"),
     "segmentation": Segmentation.parse,
     "keypoints": KeyPoints.parse,
     "detection": Detection.parse,
@@ -149,7 +139,7 @@ OWN_ORACLES: dict[str, Callable[[str], Oracle]] = {
 ORACLES: Extensible[Callable[[str], Oracle]] = Extensible("themis.oracles", OWN_ORACLES)
 
 
-TOP = re.compile(r"top([1-9]\d*)")
+TOP_K = re.compile(r"top([1-9]\d*)")
 
 
 def choose_oracle(oracle: str | Oracle) -> Oracle:
@@ -161,11 +151,15 @@ def choose_oracle(oracle: str | Oracle) -> Oracle:
             f"oracle must be a name or an Oracle, got {type(oracle).__name__}: wrap a function as Compare(function)"
         )
     if is_own_oracle(oracle):
-        return _import_oracle(oracle)
+        module, _, path = oracle.partition(":")
+        own: Any = import_named(module, path.split("."), f"oracle {oracle!r}", nearest(module, ["auto", *ORACLES]))
+        if isinstance(own, Compare):
+            return replace(own, name=oracle)
+        return own if isinstance(own, Oracle) else Compare(own, oracle)
     name, _, text = oracle.partition(":")
     if name == "auto":
         return _without_argument("auto", Auto, text)
-    if top := TOP.fullmatch(name):
+    if top := TOP_K.fullmatch(name):
         return _without_argument(name, partial(Top, int(top[1])), text)
     if name in ORACLES:
         return ORACLES[name](text)
@@ -176,25 +170,5 @@ def choose_oracle(oracle: str | Oracle) -> Oracle:
 def is_own_oracle(spec: str) -> bool:
     """Whether the name of an oracle is that of a function of the user's own, which has to be imported."""
     name, colon, text = spec.partition(":")
-    is_known = name == "auto" or name in ORACLES or TOP.fullmatch(name)
+    is_known = name == "auto" or name in ORACLES or TOP_K.fullmatch(name)
     return bool(colon) and not is_known and all(map(str.isidentifier, (*name.split("."), *text.split("."))))
-
-
-def _import_oracle(spec: str) -> Oracle:
-    """Return the user's own function or oracle."""
-    name, _, text = spec.partition(":")
-    try:
-        imported: Any = import_named(name, text.split("."), f"oracle {spec!r}")
-    except StandardLibraryError:
-        raise
-    except ModuleNotFoundError as error:
-        raise UsageError(f"oracle {spec!r}: {error}; {nearest(name, ['auto', *ORACLES])}") from error
-    except AttributeError as error:
-        module = sys.modules.get(name)
-        known = [key for key in vars(module) if not key.startswith("_")] if module else []
-        raise UsageError(f"oracle {spec!r}: {error}: {nearest(text, known)}{describe_location(name)}") from error
-    except (Exception, SystemExit) as error:  # the user's module may raise anything when it is imported
-        raise UsageError(f"oracle {spec!r}: importing it raised {type(error).__name__}: {first_line(error)}") from error
-    if isinstance(imported, Compare):
-        return replace(imported, name=spec)
-    return imported if isinstance(imported, Oracle) else Compare(imported, spec)

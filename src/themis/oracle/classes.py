@@ -1,4 +1,8 @@
-"""Classification: `changed`, `wrong` and `topK`. Outputs are scores or probabilities `[inputs, classes]`."""
+"""Classification: `changed`, `wrong`, `topK`, and `against` a reference.
+
+Outputs are scores or probabilities `[inputs, classes]`. Those of `against` are `[inputs, 2 * classes]`: the scores of
+the model, and then those of its reference.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,12 @@ from torch import Tensor
 
 from themis.compute.native import library_for, verdict
 from themis.errors import DataError, ModelError
-from themis.oracle.constant import BesideConstant, class_baseline
-from themis.oracle.oracle import NOT_FINITE, Oracle, Verdict, are_finite, check_some_correct, mark_not_finite
+from themis.oracle.oracle import NOT_FINITE, BesideConstant, Oracle, Verdict, are_finite, class_baseline, wrong_outputs
 
 MIN_PROBABILITY = 1e-12
 """Lower bound of probabilities in a loss."""
+PROBABILITY_SLACK = 1e-2
+"""By how much the sum of a row of probabilities may differ from 1 if they have few bits."""
 IGNORED_PIXEL = -1
 """Reference of a pixel that does not count."""
 
@@ -30,8 +35,25 @@ def class_loss(outputs: Tensor, reference: Tensor, is_probability: bool = False)
 @dataclass(frozen=True)
 class _Classifier(Oracle):
     def settle(self, clean_outputs: Tensor, labels: Tensor | None) -> Oracle:
-        check_scores(clean_outputs)
+        if clean_outputs.ndim != 2 or clean_outputs.shape[1] < 2:
+            rule = "a classifier must return scores [inputs, classes] with 2 classes or more"
+            raise wrong_outputs(rule, clean_outputs)
         return replace(self, is_probability=are_probabilities(clean_outputs))
+
+    def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
+        return clean_outputs.argmax(1) if labels is None else labels.long()
+
+    def compare(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> Verdict:
+        reference = self.reference(clean_outputs, labels)
+        native = None if outputs.requires_grad else library_for(outputs)
+        if native is not None:
+            return Verdict(*verdict(native, outputs.contiguous(), reference.contiguous()))
+        is_finite = are_finite(outputs)
+        outcome = torch.where(is_finite, outputs.argmax(1), NOT_FINITE)
+        of_reference = outputs.gather(1, reference[:, None]).squeeze(1)
+        rivals = outputs.scatter(1, reference[:, None], -torch.inf)
+        margin = torch.where(is_finite, (of_reference - rivals.amax(1)).float(), -torch.inf)
+        return Verdict(outcome != reference, outcome, margin)
 
     def loss(self, outputs: Tensor, reference: Tensor) -> Tensor:
         return class_loss(outputs, reference, self.is_probability)
@@ -49,6 +71,11 @@ class _Classifier(Oracle):
         return class_baseline(clean_outputs.argmax(1, keepdim=True), labels.long())
 
 
+def is_classifier(oracle: Oracle) -> bool:
+    """Return whether the answers are classes, each with a confidence."""
+    return isinstance(oracle, _Classifier)
+
+
 @dataclass(frozen=True)
 class Changed(_Classifier):
     """A fault is an answer that differs from the seed's own (the paper's definition)."""
@@ -60,16 +87,12 @@ class Changed(_Classifier):
         return "an answer that differs from the clean one"
 
     def check(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
-        check_scores(clean_outputs)
         if labels is not None:
             check_classes(labels, len(clean_outputs))
-        return torch.ones(len(clean_outputs), dtype=torch.bool, device=clean_outputs.device)
+        return super().check(clean_outputs, labels)
 
     def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
         return clean_outputs.argmax(1)
-
-    def compare(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> Verdict:
-        return _compare(self.reference(clean_outputs, labels), outputs)
 
 
 @dataclass(frozen=True)
@@ -83,19 +106,11 @@ class Wrong(_Classifier):
         return "an answer that differs from the label"
 
     def check(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
-        check_scores(clean_outputs)
         if labels is None:
             raise DataError("oracle 'wrong' needs labels, got none: pass (inputs, labels), or use oracle='changed'")
         check_classes(labels, len(clean_outputs), clean_outputs.shape[1])
         details = f", with {clean_outputs.shape[1]} outputs for labels from {int(labels.min())} to {int(labels.max())}"
-        return check_some_correct(clean_outputs.argmax(1) == labels, "or use oracle='changed'", details)
-
-    def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
-        assert labels is not None  # `check` refuses data without labels
-        return labels.long()
-
-    def compare(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> Verdict:
-        return _compare(self.reference(clean_outputs, labels), outputs)
+        return self.check_some_correct(clean_outputs.argmax(1) == labels, "or use oracle='changed'", details)
 
 
 @dataclass(frozen=True)
@@ -114,7 +129,6 @@ class Top(_Classifier):
         return f"a label, or without labels a clean answer, that is not among the {self.k} highest scores"
 
     def check(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
-        check_scores(clean_outputs)
         n_classes = clean_outputs.shape[1]
         if self.k >= n_classes:
             raise ModelError(
@@ -122,20 +136,17 @@ class Top(_Classifier):
                 f"oracle='top{n_classes - 1}' or fewer, or check that the output holds the scores"
             )
         if labels is None:
-            return torch.ones(len(clean_outputs), dtype=torch.bool, device=clean_outputs.device)
+            return super().check(clean_outputs, labels)
         check_classes(labels, len(clean_outputs), n_classes)
         is_inside = _rank(clean_outputs, labels.long()) < self.k
-        return check_some_correct(is_inside, "or leave the labels out")
-
-    def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
-        return clean_outputs.argmax(1) if labels is None else labels.long()
+        return self.check_some_correct(is_inside)
 
     def compare(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> Verdict:
         reference = self.reference(clean_outputs, labels)
         rivals = outputs.scatter(1, reference[:, None], -torch.inf).topk(self.k, 1).values[:, -1]
         margin = outputs.gather(1, reference[:, None]).squeeze(1) - rivals
         is_fault = _rank(outputs, reference) >= self.k
-        return mark_not_finite(Verdict(is_fault, outputs.argmax(1), margin), outputs)
+        return Verdict(is_fault, outputs.argmax(1), margin).mark_not_finite(outputs)
 
     def grade(self, clean_outputs: Tensor, labels: Tensor) -> dict[str, float]:
         return {"accuracy": float((_rank(clean_outputs, labels.long()) < self.k).double().mean())}
@@ -145,6 +156,96 @@ class Top(_Classifier):
 
     def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BesideConstant | None:
         return class_baseline(self.answers(clean_outputs), labels.long())
+
+
+@dataclass(frozen=True)
+class Disagreement(Oracle):
+    """A fault is a test that the model and its reference answer differently. Seeds on which they do are left out.
+
+    The outcome is the answer of the model, the value that of its reference.
+    """
+
+    def spec(self) -> str:
+        return "against"
+
+    def describe(self) -> str:
+        return "an answer that differs from the reference's"
+
+    def describe_left_out(self, has_labels: bool) -> str:
+        return "the model and its reference disagree on them"
+
+    def settle(self, clean_outputs: Tensor, labels: Tensor | None) -> Oracle:
+        return replace(self, is_probability=are_probabilities(halves(clean_outputs)[0]))
+
+    def check(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
+        if labels is not None:
+            check_classes(labels, len(clean_outputs))
+        own, other = halves(clean_outputs)
+        usable = own.argmax(1) == other.argmax(1)
+        if not bool(usable.any()):
+            raise ModelError(
+                f"the model and its reference must agree on some clean inputs, got 0 of {len(usable)}: check that both "
+                "number the classes alike and get the preprocessing that they need"
+            )
+        return usable
+
+    def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
+        return halves(clean_outputs)[0].argmax(1)
+
+    def compare(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> Verdict:
+        own, other = halves(outputs)
+        is_finite, is_other_finite = are_finite(own), are_finite(other)
+        answer, expected = own.argmax(1), other.argmax(1)
+        is_fault = (answer != expected) | ~is_finite | ~is_other_finite
+        is_fault &= is_finite | is_other_finite  # two models that break down alike agree
+        outcome = torch.where(is_finite, answer, NOT_FINITE)
+        margin = torch.where(is_finite & is_other_finite, _margin(own, other, answer, expected), -torch.inf)
+        margin = torch.where(is_fault, margin, margin.clamp(min=0))
+        return Verdict(is_fault, outcome, margin, torch.where(is_other_finite, expected.float(), torch.nan))
+
+    def loss(self, outputs: Tensor, reference: Tensor) -> Tensor:
+        own, other = halves(outputs)
+        loss_of_other = class_loss(other, reference, are_probabilities(other.detach()))
+        return class_loss(own, reference, self.is_probability) - loss_of_other
+
+    def confidence(self, outputs: Tensor) -> Tensor:
+        return confidence(halves(outputs)[0], self.is_probability)
+
+    def grade(self, clean_outputs: Tensor, labels: Tensor) -> dict[str, float]:
+        return {"accuracy": float((halves(clean_outputs)[0].argmax(1) == labels).double().mean())}
+
+
+def halves(outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """The scores of the model, and those of its reference."""
+    own, other = outputs.chunk(2, 1)
+    return own, other
+
+
+def _margin(own: Tensor, other: Tensor, answer: Tensor, expected: Tensor) -> Tensor:
+    """How far two models are from disagreeing, negative if they do; logits and probabilities are made comparable.
+
+    Each of the models prefers its answer to another one by a margin. Of two that agree, the smaller margin counts: it
+    is the mean of both less half of their difference, so that they disagree once the difference is the larger part.
+    """
+    rival = torch.where(answer == expected, -1, expected)  # -1: any other class
+    gaps = []
+    for scores, own_answer, other_answer in (
+        (own, answer, rival),
+        (other, expected, torch.where(rival < 0, -1, answer)),
+    ):
+        logits = _as_logits(scores)
+        best = logits.gather(1, own_answer[:, None]).squeeze(1)
+        runner_up = logits.scatter(1, own_answer[:, None], -torch.inf).amax(1)
+        named = logits.gather(1, other_answer.clamp(min=0)[:, None]).squeeze(1)
+        gaps.append(best - torch.where(other_answer < 0, runner_up, named))
+    least = torch.minimum(*gaps)
+    return torch.where(answer == expected, least, -least)
+
+
+def _as_logits(scores: Tensor) -> Tensor:
+    """Scores as they are, and probabilities as their logarithms; each row by itself, so that no batch matters."""
+    is_probability = (scores >= 0).all(1) & (scores <= 1).all(1) & ((scores.sum(1) - 1).abs() < PROBABILITY_SLACK)
+    return torch.where(is_probability[:, None], scores.clamp_min(MIN_PROBABILITY).log(), scores)
 
 
 def are_probabilities(outputs: Tensor) -> bool:
@@ -176,39 +277,12 @@ def check_classes(labels: Tensor, n_seeds: int, n_classes: int | None = None) ->
     if n_classes is not None:
         outside = (labels < 0) | (labels >= n_classes)
         if bool(outside.any()):
+            counts_from_1 = int(labels.min()) == 1 and int(labels.max()) == n_classes
+            remedy = "check the label column, or the model's number of classes"
             raise DataError(
-                f"labels must lie in 0..{n_classes - 1} since the model has {n_classes} scores, "
-                f"got {int(labels[outside][0])}: {_class_remedy(labels, n_classes)}"
+                f"labels must lie in 0..{n_classes - 1} since the model has {n_classes} scores, got "
+                f"{int(labels[outside][0])}: {'they count from 1, so subtract 1' if counts_from_1 else remedy}"
             )
-
-
-def _class_remedy(labels: Tensor, n_classes: int) -> str:
-    """What to do about labels outside 0..n_classes - 1."""
-    if int(labels.min()) == 1 and int(labels.max()) == n_classes:
-        return "they count from 1, so subtract 1"
-    return "check the label column, or the model's number of classes"
-
-
-def check_scores(clean_outputs: Tensor) -> None:
-    """Refuse outputs that are not the scores of a classifier."""
-    if clean_outputs.ndim != 2 or clean_outputs.shape[1] < 2:
-        raise ModelError(
-            f"a classifier must return scores [inputs, classes] with 2 classes or more, got "
-            f"{list(clean_outputs.shape)}: pass output=... to Target to pick the scores from the model's result, or "
-            "name its task with oracle=..."
-        )
-
-
-def _compare(reference: Tensor, outputs: Tensor) -> Verdict:
-    native = None if outputs.requires_grad else library_for(outputs)
-    if native is not None:
-        return Verdict(*verdict(native, outputs.contiguous(), reference.contiguous()))
-    is_finite = are_finite(outputs)
-    outcome = torch.where(is_finite, outputs.argmax(1), NOT_FINITE)
-    of_reference = outputs.gather(1, reference[:, None]).squeeze(1)
-    rivals = outputs.scatter(1, reference[:, None], -torch.inf)
-    margin = torch.where(is_finite, (of_reference - rivals.amax(1)).float(), -torch.inf)
-    return Verdict(outcome != reference, outcome, margin)
 
 
 def _rank(outputs: Tensor, reference: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from themis.errors import ThemisError, UsageError, first_line
 from themis.oracle.motion import Motion
-from themis.oracle.oracle import KEPT_ANSWER, Oracle, Verdict, mark_not_finite
+from themis.oracle.oracle import KEPT_ANSWER, Oracle, Verdict
 
 Comparison = Callable[[Tensor, Tensor, Tensor | None], Any]
 Move = Callable[[Tensor, Tensor | None, Motion], tuple[Tensor, Tensor | None]]
@@ -69,55 +69,46 @@ class Compare(Oracle):
         return clean_outputs
 
     def compare(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> Verdict:
-        try:
-            result = self.function(clean_outputs, outputs, labels)
-        except ThemisError:
-            raise
-        except Exception as error:
-            raise UsageError(
-                f"oracle {self.spec()!r} raised {type(error).__name__} on outputs {list(outputs.shape)}: "
-                f"{first_line(error)}"
-            ) from error
+        result = self._call(self.function, clean_outputs, outputs, labels)
         parts = result if isinstance(result, tuple) else (result,)
         if len(parts) not in (1, 3):
             raise self._refusal(len(outputs), f"{len(parts)} values")
-        is_fault, outcome, margin = (self._column(part, outputs) for part in (*parts, *(None,) * (3 - len(parts))))
-        if is_fault is None or is_fault.dtype != torch.bool:
-            raise self._refusal(len(outputs), f"{'nothing' if is_fault is None else is_fault.dtype}")
-        if outcome is None or margin is None:
-            outcome, margin = torch.zeros_like(is_fault, dtype=torch.int64), 1.0 - 2.0 * is_fault
-        elif bool((outcome[is_fault] < 0).any()):
+        is_fault, *others = (self._column(part, outputs) for part in parts)
+        if is_fault.dtype != torch.bool:
+            raise self._refusal(len(outputs), f"{is_fault.dtype}")
+        outcome, margin = others or (torch.zeros_like(is_fault, dtype=torch.int64), 1.0 - 2.0 * is_fault)
+        if bool((outcome[is_fault] < 0).any()):
             raise self._refusal(len(outputs), f"outcome {int(outcome[is_fault].min())}")
         outcome = torch.where(is_fault, outcome.long(), KEPT_ANSWER)
-        return mark_not_finite(Verdict(is_fault, outcome, margin), outputs)
+        return Verdict(is_fault, outcome, margin).mark_not_finite(outputs)
 
     def move(self, clean_outputs: Tensor, labels: Tensor | None, motion: Motion) -> tuple[Tensor, Tensor | None]:
         assert self.move_function is not None  # the oracle is spatial
-        try:
-            clean, moved = self.move_function(clean_outputs, labels, motion)
-        except ThemisError:
-            raise
-        except Exception as error:
+        moved = self._call(self.move_function, clean_outputs, labels, motion)
+        if not isinstance(moved, tuple) or len(moved) != 2:
             raise UsageError(
-                f"move_function of oracle {self.spec()!r} must return clean outputs and labels, but it raised "
-                f"{type(error).__name__}: {first_line(error)}"
-            ) from error
-        return clean, moved
-
-    def move_labels(self, labels: Tensor, motion: Motion) -> Tensor:
-        raise UsageError(
-            f"retraining must move labels without answers, which oracle {self.spec()!r} cannot do: use a perturbation "
-            "that moves nothing, or another task"
-        )
+                f"move_function of oracle {self.spec()!r} must return clean outputs and labels, got "
+                f"{type(moved).__name__}: return both as a tuple"
+            )
+        return moved
 
     def loss(self, outputs: Tensor, reference: Tensor) -> Tensor:
         if self.loss_function is None:
             return super().loss(outputs, reference)
         return self.loss_function(outputs, reference)
 
-    def _column(self, values: Any, outputs: Tensor) -> Tensor | None:
-        if values is None:
-            return None
+    def _call(self, function: Callable[..., Any], clean_outputs: Tensor, *more: Any) -> Any:
+        try:
+            return function(clean_outputs, *more)
+        except ThemisError:
+            raise
+        except Exception as error:
+            raise UsageError(
+                f"oracle {self.spec()!r} raised {type(error).__name__} on outputs {list(clean_outputs.shape)}: "
+                f"{first_line(error)}"
+            ) from error
+
+    def _column(self, values: Any, outputs: Tensor) -> Tensor:
         try:
             column = torch.as_tensor(values, device=outputs.device)
         except (TypeError, ValueError, RuntimeError):

@@ -20,21 +20,21 @@ from themis.oracle.boxes import (
     are_crowds,
     are_in_crowd,
     are_matched,
+    average_precision,
     by_score,
     match,
-    mean_average_precision,
     overlap,
     plain_classes,
     share_inside,
 )
 from themis.oracle.motion import Motion
-from themis.oracle.oracle import KEPT_ANSWER, Oracle, Verdict, mark_not_finite, read_number
+from themis.oracle.oracle import KEPT_ANSWER, Oracle, Verdict, read_number
 
 OVERLAP, LEAST_SCORE = 0.5, 0.5
 MOVED_IOU = 0.1
 """IoU from which a lost object counts as moved."""
 LEAST_LOSS = 1e-6
-MUCH = 0.5
+LEAST_SHARE_SEEN = 0.5
 """Share of a moved object that must still be in the picture for it to be required, and of a detection that must show
 the clean picture for it to count: beyond its edges, a moved picture is mirrored."""
 LEAST_SIDE = 4.0
@@ -44,31 +44,15 @@ MOST_DEFORMED = 0.2
 GRID_POINTS, OBJECT_POINTS = 16, 5
 """Points across a detection and across an object, in both directions, that tell which part of it is seen."""
 LOST, MISTAKEN, MOVED, SPURIOUS = range(4)
-FATES = ("lost", "mistaken", "moved", "spurious")
 """What can happen to an object."""
 CLASS_BITS = 14
-MAX_CLASSES = 1 << CLASS_BITS
-EXAMPLE = "detection:0.5 or detection:0.5,score=0.3,match=hungarian"
+CLASS_NUMBERS = 1 << CLASS_BITS
+SPEC_EXAMPLE = "detection:0.5 or detection:0.5,score=0.3,match=hungarian"
 
 
-class Fate(NamedTuple):
-    """The outcome of a fault in words: what happened (one of `FATES`), to which class, and what it was mistaken for."""
-
-    kind: str
-    class_number: int
-    mistaken_for: int | None
-
-
-def outcome_of(kind: Tensor, class_number: Tensor, mistaken_for: Tensor) -> Tensor:
-    """Return the outcome that `read_outcome` reads."""
-    return kind + 4 * (class_number + MAX_CLASSES * mistaken_for)
-
-
-def read_outcome(outcome: int) -> Fate:
-    """Return what an outcome of at least 0 means."""
-    classes, kind = divmod(outcome, 4)
-    other, class_number = divmod(classes, MAX_CLASSES)
-    return Fate(FATES[kind], class_number, other if kind == MISTAKEN else None)
+def _outcome_of(kind: Tensor | int, class_number: Tensor, mistaken_for: Tensor | int = 0) -> Tensor:
+    """Return the number that `describe_outcome` describes."""
+    return kind + 4 * (class_number.clamp_min(0) + CLASS_NUMBERS * mistaken_for)
 
 
 def describe_outcome(outcome: int, classes: Sequence[str] | None = None) -> str:
@@ -77,12 +61,11 @@ def describe_outcome(outcome: int, classes: Sequence[str] | None = None) -> str:
     def name(number: int) -> str:
         return classes[number] if classes is not None and number < len(classes) else f"class {number}"
 
-    fate = read_outcome(outcome)
-    if fate.mistaken_for is not None:
-        return f"{name(fate.class_number)} taken for {name(fate.mistaken_for)}"
-    if fate.kind == "spurious":
-        return f"spurious {name(fate.class_number)}"
-    return f"{name(fate.class_number)} {fate.kind}"
+    classes_of_both, kind = divmod(outcome, 4)
+    mistaken_for, own = divmod(classes_of_both, CLASS_NUMBERS)
+    if kind == MISTAKEN:
+        return f"{name(own)} taken for {name(mistaken_for)}"
+    return f"spurious {name(own)}" if kind == SPURIOUS else f"{name(own)} {'moved' if kind == MOVED else 'lost'}"
 
 
 class Objects(NamedTuple):
@@ -98,19 +81,10 @@ class Objects(NamedTuple):
     is_true: Tensor
     """Whether finding it counts as correct."""
 
-    def packed(self) -> Tensor:
-        """Return the objects as one tensor `[tests, n, 12]`, which takes the place of labels."""
-        columns = (self.classes, self.is_required, self.is_crowd, self.is_true)
-        return torch.cat([self.boxes, self.inner, *(column[..., None].to(self.boxes) for column in columns)], 2)
-
-    @staticmethod
-    def unpacked(packed: Tensor) -> Objects:
-        """Return the objects in such a tensor."""
-        flags = (packed[..., 9 + k] > 0 for k in range(3))
-        return Objects(packed[..., :4], packed[..., 4:8], packed[..., 8].long(), *flags)
-
-
-N_PACKED = 12
+    def as_reference(self) -> Tensor:
+        """Return the objects as `[tests, n, 6]`: box, class, and 1 if it must be found, or 0."""
+        columns = (self.classes, self.is_required)
+        return torch.cat([self.boxes, *(column[..., None].to(self.boxes) for column in columns)], 2)
 
 
 class ScoredBoxes(NamedTuple):
@@ -149,15 +123,15 @@ class Detection(Oracle):
         for k, part in enumerate(text.split(",") if text else ()):
             name, equals, value = part.partition("=")
             if not equals and k == 0:
-                oracle = replace(oracle, least_overlap=read_number(part, "detection", EXAMPLE, 0, 1))
+                oracle = replace(oracle, least_overlap=read_number(part, "detection", SPEC_EXAMPLE, 0, 1))
             elif name == "score":
-                oracle = replace(oracle, least_score=_read_score(value))
+                oracle = replace(oracle, least_score=read_number(value, "detection:score=", SPEC_EXAMPLE, 0, 1))
             elif name == "match" and value in get_args(Matching):
                 oracle = replace(oracle, matching=value)  # type: ignore[arg-type]
             else:
                 raise UsageError(
                     "oracle 'detection' must be followed by an IoU, score=NUMBER and match=greedy or match=hungarian, "
-                    f"got {part!r}: write {EXAMPLE}"
+                    f"got {part!r}: write {SPEC_EXAMPLE}"
                 )
         return oracle
 
@@ -171,14 +145,16 @@ class Detection(Oracle):
             f"at scores of {self.least_score:g} and more"
         )
 
-    def settle(self, clean_outputs: Tensor, labels: Tensor | None) -> Oracle:
-        check_detections(clean_outputs)
-        return self
-
     def check(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
-        check_detections(clean_outputs)
+        if not are_detections(clean_outputs):
+            raise ModelError(
+                "a detector must return detections [inputs, n, 6], each (left, top, right, bottom, score, class) with "
+                "a score in 0..1 and a class number of at least 0, or -1 for none, got "
+                f"{_describe(clean_outputs)}: pass output=themis.Detections(...) to Target to read them from the "
+                "model's result"
+            )
         if labels is not None:
-            check_objects(labels, len(clean_outputs))
+            _check_objects(labels, len(clean_outputs))
         objects = self._objects(clean_outputs, labels)
         usable = objects.is_required.any(1)
         if labels is not None:  # they say that a picture is empty, so that anything found in it is a fault
@@ -198,39 +174,25 @@ class Detection(Oracle):
         return torch.where(found[..., 5:] > 0, found, PADDING)
 
     def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
-        """Return the objects `[seeds, n, 6]`: box, class, and 1 if it must be found, or 0."""
+        return self._objects(clean_outputs, labels).as_reference()
+
+    def moved_reference(self, clean_outputs: Tensor, labels: Tensor | None, motion: Motion) -> Tensor:
         objects = self._objects(clean_outputs, labels)
-        columns = (objects.classes, objects.is_required)
-        return torch.cat([objects.boxes, *(column[..., None].to(objects.boxes) for column in columns)], 2)
+        return _moved_objects(objects, motion, *moved_boxes(objects.boxes, motion)).as_reference()
 
     def compare(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> Verdict:
-        objects = self._objects(clean_outputs, labels)
-        return mark_not_finite(self._judge(objects, self._answers(outputs)), outputs)
+        return self.verdict(clean_outputs, outputs, labels, None)
 
     def verdict(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None, motion: Motion | None) -> Verdict:
+        objects, answers = self._objects(clean_outputs, labels), self._answers(outputs)
         if motion:
-            outputs = _seen_through(outputs, motion, self._objects(clean_outputs, labels))
-            clean_outputs, labels = self.move(clean_outputs, labels, motion)
-        return self.compare(clean_outputs, outputs, labels)
-
-    def move(self, clean_outputs: Tensor, labels: Tensor | None, motion: Motion) -> tuple[Tensor, Tensor | None]:
-        objects = self._objects(clean_outputs, labels)
-        boxes, is_visible = _moved(objects.boxes, motion)
-        inner, _ = motion.boxes(objects.inner, "ellipse")
-        is_there = objects.classes != PADDING
-        is_optional = is_there & ~is_visible  # part of it may be found, in one piece or in several
-        around = boxes.new_tensor([-1, -1, 1, 1]) * LEAST_SIDE / 2
-        moved = objects._replace(
-            boxes=torch.where(is_optional[..., None], boxes + around, boxes),
-            inner=inner,
-            is_required=objects.is_required & is_visible,
-            is_crowd=objects.is_crowd | is_optional,
-            is_true=objects.is_true & is_visible,
-        )
-        return clean_outputs, moved.packed()
+            boxes, is_visible = moved_boxes(objects.boxes, motion)
+            answers = _seen_through(answers, motion, objects, is_visible)
+            objects = _moved_objects(objects, motion, boxes, is_visible)
+        return self._judge(objects, answers).mark_not_finite(outputs)
 
     def move_labels(self, labels: Tensor, motion: Motion) -> Tensor:
-        boxes, is_visible = _moved(labels[..., :4], motion)
+        boxes, is_visible = moved_boxes(labels[..., :4], motion)
         classes = labels[..., 4]
         classes = torch.where((classes >= 0) & ~is_visible, -2 - classes, classes)
         return torch.cat([boxes, classes[..., None]], 2)
@@ -253,8 +215,8 @@ class Detection(Oracle):
         return losses.sum(1) / is_required.sum(1).clamp_min(1) - (1 - other).clamp_min(LEAST_LOSS).log()
 
     def grade(self, clean_outputs: Tensor, labels: Tensor) -> dict[str, float]:
-        precision = mean_average_precision(clean_outputs, labels)
-        return {} if precision.mean is None else {"map": precision.mean}
+        precision = average_precision(clean_outputs, labels)
+        return {"map": float(precision.mean())} if len(precision) else {}
 
     def _judge(self, objects: Objects, answers: ScoredBoxes) -> Verdict:
         n_tests, n_objects = objects.classes.shape
@@ -288,26 +250,20 @@ class Detection(Oracle):
         kind = torch.where(is_mistaken, MISTAKEN, torch.where(has_moved, MOVED, LOST))
         place = torch.where(as_other == UNMATCHED, n_objects, as_other)
         mistaken_for = matched.new_zeros(n_tests, n_objects + 1).scatter_(1, place, answers.classes)[:, :n_objects]
-        outcomes = outcome_of(kind, objects.classes.clamp_min(0), torch.where(is_mistaken, mistaken_for, 0))
-        of_spurious = outcome_of(
-            torch.full_like(answers.classes, SPURIOUS), answers.classes.clamp_min(0), torch.zeros_like(answers.classes)
-        )
+        outcomes = _outcome_of(kind, objects.classes, torch.where(is_mistaken, mistaken_for, 0))
+        of_spurious = _outcome_of(SPURIOUS, answers.classes)
         kept = outcomes.new_full((n_tests, 1), KEPT_ANSWER)
         is_wrong = torch.cat([is_broken, is_spurious, torch.zeros_like(kept, dtype=torch.bool)], 1)
         is_fault = is_wrong.any(1)
         worst = torch.where(is_wrong, margins.detach(), torch.inf).argmin(1, keepdim=True)
         outcome = torch.cat([outcomes, of_spurious, kept], 1).gather(1, worst).squeeze(1)
         margin = torch.where(is_fault[:, None] & ~is_wrong, torch.inf, margins).amin(1)
-        value = self._f1(objects, answers, matched, is_found)
-        return Verdict(is_fault, torch.where(is_fault, outcome, KEPT_ANSWER), margin, value)
-
-    def _f1(self, objects: Objects, answers: ScoredBoxes, matched: Tensor, is_found: Tensor) -> Tensor:
-        """Return the F1 score of the answers, `[tests]`: 1 if all objects were found and nothing else."""
+        # The value is the F1 score of the answers: 1 if all objects were found and nothing else.
         n_found = (is_found & objects.is_true).sum(1)
-        n_objects = objects.is_true.sum(1)
         n_answers = (answers.is_answer & ~are_in_crowd(matched, objects.is_crowd)).sum(1)
-        total = n_objects + n_answers
-        return torch.where(total > 0, 2 * n_found / total.clamp_min(1), 1.0).float()
+        total = objects.is_true.sum(1) + n_answers
+        value = torch.where(total > 0, 2 * n_found / total.clamp_min(1), 1.0).float()
+        return Verdict(is_fault, torch.where(is_fault, outcome, KEPT_ANSWER), margin, value)
 
     def _answers(self, outputs: Tensor) -> ScoredBoxes:
         """Return the detections of tests; those that are not finite are empty."""
@@ -318,14 +274,10 @@ class Detection(Oracle):
         scores = outputs[:, :n, SCORE].float()
         is_answer = (scores >= self.least_score) & (classes[:, :n] >= 0)
         boxes = outputs[:, :n, :4].float()
-        if outputs.shape[2] == 6:
-            return ScoredBoxes(boxes, boxes, classes[:, :n], scores, is_answer, torch.zeros_like(is_answer))
-        return ScoredBoxes(boxes, outputs[:, :n, 6:10], classes[:, :n], scores, is_answer, outputs[:, :n, 10] > 0)
+        return ScoredBoxes(boxes, boxes, classes[:, :n], scores, is_answer, torch.zeros_like(is_answer))
 
     def _objects(self, clean_outputs: Tensor, labels: Tensor | None) -> Objects:
-        """Return what tests of these seeds are compared with; objects that were moved take the place of labels."""
-        if labels is not None and labels.shape[2] == N_PACKED:
-            return Objects.unpacked(labels)
+        """Return what tests of these seeds are compared with."""
         clean = self._answers(clean_outputs)
         n = int(clean.is_answer.sum(1).amax()) if clean.is_answer.numel() else 0
         clean = ScoredBoxes(*(column[:, :n] for column in clean))
@@ -396,17 +348,17 @@ def _overlaps(answers: ScoredBoxes, objects: Objects) -> Tensor:
     return torch.where(objects.is_crowd[:, None], share_inside(answers.visible, objects.boxes), overlaps)
 
 
-def _moved(boxes: Tensor, motion: Motion) -> tuple[Tensor, Tensor]:
+def moved_boxes(boxes: Tensor, motion: Motion) -> tuple[Tensor, Tensor]:
     """Return moved boxes, and which of them can be expected to be found: large, inside, and not torn or folded."""
     moved, share = motion.boxes(boxes)
     sides = moved[..., 2:] - moved[..., :2]
     n, n_boxes = boxes.shape[:2]
     points, places = _points_inside(boxes.detach(), OBJECT_POINTS)
     flat = motion.points(points.reshape(n, -1, 2)).detach()
-    is_seen = motion.is_inside(flat)  # a part that has left the picture in an earlier step does not come back
-    is_there = is_seen.view(n, n_boxes, len(places)).float().mean(2) >= MUCH
+    _, is_seen = motion.sources(flat)  # a part that has left the picture in an earlier step does not come back
+    is_there = is_seen.view(n, n_boxes, len(places)).float().mean(2) >= LEAST_SHARE_SEEN
     is_whole = _deformation(flat.view(n, n_boxes, len(places), 2), places) <= MOST_DEFORMED
-    return moved, (share >= MUCH) & (sides.amin(-1) >= LEAST_SIDE) & is_there & is_whole
+    return moved, (share >= LEAST_SHARE_SEEN) & (sides.amin(-1) >= LEAST_SIDE) & is_there & is_whole
 
 
 def _deformation(moved: Tensor, places: Tensor) -> Tensor:
@@ -425,41 +377,41 @@ def _points_inside(boxes: Tensor, n_across: int) -> tuple[Tensor, Tensor]:
     return boxes[..., None, :2] + places * (boxes[..., 2:4] - boxes[..., :2])[..., None, :], places
 
 
-def _seen_through(outputs: Tensor, motion: Motion, objects: Objects) -> Tensor:
-    """Return detections with five more columns: the part of the box that shows the clean picture, and if it is excused.
+def _moved_objects(objects: Objects, motion: Motion, boxes: Tensor, is_visible: Tensor) -> Objects:
+    is_optional = (objects.classes != PADDING) & ~is_visible  # part of it may be found, in one piece or in several
+    around = boxes.new_tensor([-1, -1, 1, 1]) * LEAST_SIDE / 2
+    return objects._replace(
+        boxes=torch.where(is_optional[..., None], boxes + around, boxes),
+        inner=motion.boxes(objects.inner, "ellipse")[0],
+        is_required=objects.is_required & is_visible,
+        is_crowd=objects.is_crowd | is_optional,
+        is_true=objects.is_true & is_visible,
+    )
+
+
+def _seen_through(answers: ScoredBoxes, motion: Motion, objects: Objects, is_visible: Tensor) -> ScoredBoxes:
+    """Return detections with the part of each that shows the clean picture, and whether it is excused.
 
     A detection is excused if most of it shows a mirror image, or an object of its class that need not be found because
     of the motion: such an object may be seen in several pieces.
     """
-    outputs = _without_empty_rows(outputs)
-    boxes = outputs[..., :4].detach()
-    n, n_boxes = boxes.shape[:2]
+    boxes = answers.boxes.detach()
     points, _ = _points_inside(boxes, GRID_POINTS)
-    flat = points.reshape(n, -1, 2)
-    is_inside = motion.is_inside(flat).view(n, n_boxes, points.shape[2])
+    source, is_inside = motion.sources(points.flatten(1, 2))
+    source, is_inside = source.view(points.shape), is_inside.view(points.shape[:-1])
     half = (boxes[..., 2:] - boxes[..., :2]) / (2 * GRID_POINTS)
     least = torch.where(is_inside[..., None], points, torch.inf).amin(2) - half
     most = torch.where(is_inside[..., None], points, -torch.inf).amax(2) + half
     visible = torch.cat([least, most], 2)
     visible = torch.where(visible.isfinite(), visible, boxes)
-    is_excused = is_inside.to(boxes.dtype).mean(2) < MUCH
-    _, is_expected = _moved(objects.boxes, motion)
-    is_lost = (objects.classes != PADDING) & ~is_expected
+    is_excused = is_inside.to(boxes.dtype).mean(2) < LEAST_SHARE_SEEN
+    is_lost = (objects.classes != PADDING) & ~is_visible
     if bool(is_lost.any()):
-        source = motion.sources(flat).view(n, n_boxes, 1, points.shape[2], 2)
-        bounds = objects.boxes[:, None, :, None]
+        source, bounds = source[:, :, None], objects.boxes[:, None, :, None]
         is_from = ((source >= bounds[..., :2]) & (source <= bounds[..., 2:])).all(-1).to(boxes.dtype).mean(-1)
-        is_same = outputs[..., CLASS][:, :, None] == objects.classes[:, None]
-        is_excused |= ((is_from >= MUCH) & is_same & is_lost[:, None]).any(2)
-    return torch.cat([outputs, visible, is_excused[..., None].to(boxes)], 2)
-
-
-def _without_empty_rows(outputs: Tensor) -> Tensor:
-    """Return detections in descending order of scores, as many rows as any test needs."""
-    is_there = (outputs[..., SCORE] > 0) | ~outputs.isfinite().all(2)
-    n = int(is_there.sum(1).amax()) if is_there.numel() else 0
-    order = is_there.float().argsort(dim=1, descending=True, stable=True)[:, :n]
-    return by_score(outputs.gather(1, order[..., None].expand(-1, -1, outputs.shape[2])))
+        is_same = answers.classes[:, :, None] == objects.classes[:, None]
+        is_excused |= ((is_from >= LEAST_SHARE_SEEN) & is_same & is_lost[:, None]).any(2)
+    return answers._replace(visible=visible, is_excused=is_excused)
 
 
 def _highest(values: Tensor, dim: int, otherwise: float = 0.0) -> Tensor:
@@ -469,37 +421,16 @@ def _highest(values: Tensor, dim: int, otherwise: float = 0.0) -> Tensor:
     return values.sum(dim) + otherwise
 
 
-def _read_score(text: str) -> float:
-    try:
-        score = float(text)
-    except ValueError:
-        score = torch.nan
-    if not 0 < score < 1:
-        raise UsageError(f"oracle 'detection' needs a score between 0 and 1, got 'score={text}': write {EXAMPLE}")
-    return score
-
-
 def are_detections(outputs: Tensor) -> bool:
     """Return whether outputs can be detections: `[inputs, n, 6]` with scores in 0..1 and class numbers."""
     if outputs.ndim != 3 or outputs.shape[2] != 6:
         return False
     scores, classes = outputs[..., SCORE], outputs[..., CLASS]
-    is_class = (classes == classes.round()) & (classes >= PADDING) & (classes < MAX_CLASSES)
+    is_class = (classes == classes.round()) & (classes >= PADDING) & (classes < CLASS_NUMBERS)
     return bool((is_class & (scores >= 0) & (scores <= 1)).all())
 
 
-def check_detections(outputs: Tensor) -> None:
-    """Refuse outputs that are not detections."""
-    if not are_detections(outputs):
-        raise ModelError(
-            "a detector must return detections [inputs, n, 6], each (left, top, right, bottom, score, class) with a "
-            f"score in 0..1 and a class number of at least 0, or -1 for none, got {_describe(outputs)}: pass "
-            "output=themis.Detections(...) to Target to read them from the model's result"
-        )
-
-
-def check_objects(labels: Tensor, n_seeds: int) -> None:
-    """Refuse labels that are not objects."""
+def _check_objects(labels: Tensor, n_seeds: int) -> None:
     if labels.ndim != 3 or labels.shape[2] != 5 or len(labels) != n_seeds:
         raise DataError(
             f"labels of a detector must be [{n_seeds}, objects, 5], each (left, top, right, bottom, class), with class "
@@ -507,7 +438,7 @@ def check_objects(labels: Tensor, n_seeds: int) -> None:
             "with the clean answers"
         )
     classes = labels[..., 4]
-    is_class = (classes == classes.round()) & (classes.abs() < MAX_CLASSES)
+    is_class = (classes == classes.round()) & (classes.abs() < CLASS_NUMBERS)
     is_box = (labels[..., 2] >= labels[..., 0]) & (labels[..., 3] >= labels[..., 1])
     is_wrong = ~(is_class & labels.isfinite().all(2)) | (~is_box & (classes != PADDING))
     if bool(is_wrong.any()):

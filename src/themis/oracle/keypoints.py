@@ -12,13 +12,20 @@ import torch
 from torch import Tensor
 
 from themis.errors import DataError, ModelError
-from themis.oracle.constant import BesideConstant, agreement_of_numbers
-from themis.oracle.motion import Motion
-from themis.oracle.oracle import KEPT_ANSWER, Oracle, Verdict, check_some_correct, mark_not_finite, read_number
+from themis.oracle.motion import Motion, are_within
+from themis.oracle.oracle import (
+    KEPT_ANSWER,
+    BesideConstant,
+    Oracle,
+    Verdict,
+    agreement_of_numbers,
+    read_number,
+    wrong_outputs,
+)
 
-PERCENT = 10.0
+DEFAULT_PERCENT = 10.0
 """Default tolerance, in percent of the extent of the points: PCK@0.1."""
-COUNTS, UNKNOWN, OUTSIDE = 1, 0, -1
+COUNTED, UNKNOWN, OUTSIDE = 1, 0, -1
 """Third column of a reference: the point counts, its place is not known, or its place is outside of the picture."""
 
 
@@ -38,7 +45,7 @@ class KeyPoints(Oracle):
 
     is_spatial: ClassVar[bool] = True
     tolerance: float | None = None
-    percent: float = PERCENT
+    percent: float = DEFAULT_PERCENT
 
     @staticmethod
     def parse(text: str) -> KeyPoints:
@@ -57,12 +64,10 @@ class KeyPoints(Oracle):
             return f"a key point that is off by more than {self.percent:g}% of the extent of all points"
         return f"a key point that is off by more than {self.tolerance:g} pixels"
 
-    def settle(self, clean_outputs: Tensor, labels: Tensor | None) -> Oracle:
-        _check_points(clean_outputs)
-        return self
-
     def check(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
-        _check_points(clean_outputs)
+        if clean_outputs.ndim != 3 or clean_outputs.shape[2] not in (2, 3):
+            rule = "key points must be [inputs, points, 2], x and y in pixels, or 3 with a score"
+            raise wrong_outputs(rule, clean_outputs)
         n, n_points = clean_outputs.shape[:2]
         if self.tolerance is None and n_points < 2:
             raise ModelError(
@@ -76,13 +81,13 @@ class KeyPoints(Oracle):
                 "answer"
             )
         reference = self.reference(clean_outputs, labels)
-        counts = self._counting(clean_outputs, reference, self._reach(reference))
+        counts = self._counting(clean_outputs, reference)
         if labels is None and not bool(counts.any()):
             raise ModelError(
                 f"the key points of some clean inputs must have an extent for a tolerance of {self.percent:g}% of it, "
                 "got none: give the tolerance in pixels, such as oracle='keypoints:5'"
             )
-        return check_some_correct(counts.any(1), "or leave the labels out")
+        return self.check_some_correct(counts.any(1))
 
     def describe_left_out(self, has_labels: bool) -> str:
         return "none of their points is within the tolerance" if has_labels else "their points have no extent"
@@ -92,7 +97,7 @@ class KeyPoints(Oracle):
 
     def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BesideConstant | None:
         reference = self.reference(clean_outputs, labels)
-        is_known = reference[..., 2:] == COUNTS
+        is_known = reference[..., 2:] == COUNTED
         places = torch.where(is_known, reference[..., :2], torch.nan)
         median = places.nanmedian(0).values.nan_to_num(0)
         own, constant = (
@@ -113,37 +118,37 @@ class KeyPoints(Oracle):
 
     def compare(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> Verdict:
         reference = self.reference(clean_outputs, labels)
-        reach = self._reach(reference)
-        counts = self._counting(clean_outputs, reference, reach)
+        reach, counts = self._reach(reference), self._counting(clean_outputs, reference)
         furthest, point = torch.where(counts, _distances(outputs, reference), -1).max(1)
         has_points = furthest >= 0
         margin = torch.where(has_points, reach - furthest, reach)
         outcome = torch.where(margin < 0, point, KEPT_ANSWER)
         value = torch.where(has_points, furthest, torch.nan)
-        return mark_not_finite(Verdict(margin < 0, outcome, margin, value), outputs)
+        return Verdict(margin < 0, outcome, margin, value).mark_not_finite(outputs)
 
     def move(self, clean_outputs: Tensor, labels: Tensor | None, motion: Motion) -> tuple[Tensor, Tensor | None]:
         reference = self.reference(clean_outputs, labels)
         places, clean = motion.points(torch.cat([reference[..., :2], clean_outputs[..., :2]], 1)).chunk(2, 1)
-        state = torch.where((reference[..., 2] == COUNTS) & ~_is_inside(places, motion), OUTSIDE, reference[..., 2])
+        has_left = (reference[..., 2] == COUNTED) & ~are_within(places, motion.steps[-1].size)
+        state = torch.where(has_left, OUTSIDE, reference[..., 2])
         return torch.cat([clean, clean_outputs[..., 2:]], -1), torch.cat([places, state[..., None]], -1)
 
     def move_labels(self, labels: Tensor, motion: Motion) -> Tensor:
         places = motion.points(labels[..., :2])
-        is_inside = _is_inside(places, motion)[..., None]
+        is_inside = are_within(places, motion.steps[-1].size)[..., None]
         if labels.shape[-1] == 3:
             return torch.cat([places, torch.where(is_inside, labels[..., 2:], UNKNOWN)], -1)
         return torch.where(is_inside, places, torch.nan)
 
     def loss(self, outputs: Tensor, reference: Tensor) -> Tensor:
         """Return the mean distance along both axes, whose slope does not vanish where there is no error."""
-        counts = reference[..., 2:] == COUNTS
+        counts = reference[..., 2:] == COUNTED
         gap = torch.where(counts, outputs[..., :2].float() - reference[..., :2], 0)
         return torch.where(gap >= 0, gap, -gap).sum((1, 2)) / counts.sum((1, 2)).clamp(min=1)
 
     def grade(self, clean_outputs: Tensor, labels: Tensor) -> dict[str, float]:
         reference = self.reference(clean_outputs, labels)
-        return {"error": float(_distances(clean_outputs, reference)[reference[..., 2] == COUNTS].double().mean())}
+        return {"error": float(_distances(clean_outputs, reference)[reference[..., 2] == COUNTED].double().mean())}
 
     def reach(self, places: Tensor) -> Tensor:
         """Return the tolerance in pixels, `[tests]`, if points should be at these places."""
@@ -152,7 +157,7 @@ class KeyPoints(Oracle):
     def share_near(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return the share of the labelled points that are within the tolerance, `[tests]`; 1 if none is labelled."""
         reference = self.reference(outputs, labels)
-        counts = reference[..., 2] == COUNTS
+        counts = reference[..., 2] == COUNTED
         is_near = counts & (_distances(outputs, reference) <= self._reach(reference)[:, None])
         return torch.where(counts.any(1), is_near.double().sum(1) / counts.sum(1).clamp(min=1), 1.0)
 
@@ -165,30 +170,15 @@ class KeyPoints(Oracle):
         high = torch.where(is_known, places, -torch.inf).amax(1)
         return self.percent / 100 * (high - low).amax(1).clamp(min=0)
 
-    def _counting(self, clean_outputs: Tensor, reference: Tensor, reach: Tensor) -> Tensor:
+    def _counting(self, clean_outputs: Tensor, reference: Tensor) -> Tensor:
         """Return which points count, `[tests, points]`."""
+        reach = self._reach(reference)
         is_near = _distances(clean_outputs, reference) <= reach[:, None]
-        return (reference[..., 2] == COUNTS) & is_near & (reach > 0)[:, None]
+        return (reference[..., 2] == COUNTED) & is_near & (reach > 0)[:, None]
 
 
 def _distances(outputs: Tensor, reference: Tensor) -> Tensor:
     """Return how far points are from where they should be, `[tests, points]`; 0 for those that do not count."""
-    gap = torch.where(reference[..., 2:] == COUNTS, outputs[..., :2] - reference[..., :2], 0)
+    gap = torch.where(reference[..., 2:] == COUNTED, outputs[..., :2] - reference[..., :2], 0)
     distances: Tensor = torch.linalg.vector_norm(gap, dim=-1)
     return distances
-
-
-def _is_inside(places: Tensor, motion: Motion) -> Tensor:
-    """Return which places are in the picture."""
-    height, width = motion.steps[-1].size
-    across, down = places.unbind(-1)
-    return (across >= 0) & (across <= width) & (down >= 0) & (down <= height)
-
-
-def _check_points(clean_outputs: Tensor) -> None:
-    if clean_outputs.ndim != 3 or clean_outputs.shape[2] not in (2, 3):
-        raise ModelError(
-            "key points must be [inputs, points, 2], x and y in pixels, or 3 with a score, got "
-            f"{list(clean_outputs.shape)}: pass output=... to Target to pick or reshape them, or name another task "
-            "with oracle=..."
-        )

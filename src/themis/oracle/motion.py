@@ -32,8 +32,6 @@ SLOPE_STEP = 1e-4
 """Step of the finite differences that give the slope of a source, as a share of the shorter side."""
 OUTLINE_POINTS = 32
 """Points on the outline of a box whose moved places bound the moved box."""
-BOX_POINTS = 8
-"""Points across a box, in both directions, that tell how much of it is inside."""
 
 
 @dataclass(frozen=True)
@@ -105,24 +103,17 @@ class Motion:
             points = _moved(step, points)
         return points
 
-    def is_inside(self, points: Tensor) -> Tensor:
-        """Whether places `[tests, points, 2]` of the disturbed pictures, in pixels, show a place of the clean ones.
+    def sources(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Where places `[tests, points, 2]` of the disturbed pictures, in pixels, were in the clean ones.
 
-        Beyond the edges of a picture that has moved, its mirror image is seen.
+        Also which of them show a place of the clean picture: beyond the edges of one that has moved, its mirror image
+        is seen.
         """
         is_inside = torch.ones(points.shape[:-1], dtype=torch.bool, device=points.device)
         for step in reversed(self.steps):
-            height, width = step.size
-            points = _source(step, points)
-            across, down = points.unbind(-1)
-            is_inside &= (across >= 0) & (across <= width) & (down >= 0) & (down <= height)
-        return is_inside
-
-    def sources(self, points: Tensor) -> Tensor:
-        """Where places `[tests, points, 2]` of the disturbed pictures, in pixels, were in the clean ones."""
-        for step in reversed(self.steps):
-            points = _source(step, points)
-        return points
+            points = _pixels(*step.trace_back(*_positions(points.double(), step.size)), step.size)
+            is_inside &= are_within(points, step.size)
+        return points, is_inside
 
     def boxes(self, boxes: Tensor, outline: Literal["box", "ellipse"] = "box") -> tuple[Tensor, Tensor]:
         """Boxes `[tests, boxes, 4]` (left, top, right, bottom in pixels), moved like the pictures and clipped to them.
@@ -143,15 +134,12 @@ class Motion:
         area, left = (most - least).prod(-1), (clipped[..., 2:] - clipped[..., :2]).prod(-1)
         return clipped, torch.where(area > 0, left / area.clamp(min=torch.finfo(area.dtype).tiny), 0)
 
-    def share_inside(self, boxes: Tensor) -> Tensor:
-        """The share of boxes `[tests, boxes, 4]` of the disturbed pictures that shows the clean ones."""
-        if not self.steps:
-            return torch.ones(boxes.shape[:-1], dtype=boxes.dtype, device=boxes.device)
-        n, n_boxes = boxes.shape[:2]
-        steps = (torch.arange(BOX_POINTS, dtype=boxes.dtype, device=boxes.device) + 0.5) / BOX_POINTS
-        share = torch.cartesian_prod(steps, steps)
-        points = boxes[:, :, None, :2] + share * (boxes[..., 2:] - boxes[..., :2])[:, :, None]
-        return self.is_inside(points.view(n, -1, 2)).view(n, n_boxes, len(share)).to(boxes.dtype).mean(-1)
+
+def are_within(points: Tensor, size: Size) -> Tensor:
+    """Which points `[..., 2]` in pixels lie in a picture."""
+    height, width = size
+    across, down = points.unbind(-1)
+    return (across >= 0) & (across <= width) & (down >= 0) & (down <= height)
 
 
 def _positions(points: Tensor, size: Size) -> tuple[Tensor, Tensor]:
@@ -164,11 +152,6 @@ def _pixels(x: Tensor, y: Tensor, size: Size) -> Tensor:
     """Positions as points in pixels."""
     height, width = size
     return torch.stack([x * min(size) + width / 2, y * min(size) + height / 2], -1)
-
-
-def _source(step: MotionStep, points: Tensor) -> Tensor:
-    """Where the content of places after one step, in pixels, was before it."""
-    return _pixels(*step.trace_back(*_positions(points.double(), step.size)), step.size)
 
 
 def _sampled(step: MotionStep, maps: Tensor, fill: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The interface of an oracle, and the checks that several tasks share."""
+"""The interface of an oracle, the checks that several tasks share, and whether a model looks at its inputs at all."""
 
 from __future__ import annotations
 
@@ -12,13 +12,25 @@ import torch
 from torch import Tensor
 
 from themis.errors import DataError, ModelError, UsageError
-from themis.oracle.constant import BesideConstant
 from themis.oracle.motion import Motion
+from themis.text import percent
 
 NOT_FINITE = -1
 """Outcome of a test whose output contains a NaN or an infinity; no other outcome has this number."""
 KEPT_ANSWER = -2
 """Outcome of a test that kept its answer, in tasks whose outcomes say what changed."""
+
+
+LEAST_SEEDS = 10
+"""With fewer seeds, a good model may give all of them the same answer."""
+LEAST_OTHERS = 10
+"""With fewer labels other than the commonest, even a good model may have all of them wrong."""
+SAME_ANSWER_GAP = 1e-6
+"""Difference between answers, as a share of the largest, up to which they are the same."""
+INFORMATIVE = 1.645
+"""Answers agree with the labels more than by chance (p < 0.05) from this many standard deviations on."""
+WORSE = 3.09
+"""They are worse than a constant answer (p < 0.001) if they lose by more standard errors than this."""
 
 
 class Verdict(NamedTuple):
@@ -33,6 +45,27 @@ class Verdict(NamedTuple):
     outcome: Tensor
     margin: Tensor
     value: Tensor | None = None
+
+    def mark_not_finite(self, outputs: Tensor) -> Verdict:
+        """The verdict in which every output that is not finite is a fault with the outcome `NOT_FINITE`."""
+        is_finite = are_finite(outputs)
+        return Verdict(
+            self.is_fault | ~is_finite,
+            torch.where(is_finite, self.outcome, NOT_FINITE),
+            torch.where(is_finite, self.margin.float(), -torch.inf),
+            None if self.value is None else torch.where(is_finite, self.value.float(), torch.nan),
+        )
+
+
+class BesideConstant(NamedTuple):
+    """The clean answers beside the best constant answer, by the labels. Scores are `[seeds]`, higher is better."""
+
+    own: Tensor
+    constant: Tensor
+    agreement: float
+    """By how many standard deviations the answers agree better with their own labels than with shuffled ones."""
+    text: str
+    """The constant answer, and how well both do."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +90,23 @@ class Oracle(ABC):
         """Return the oracle with everything fixed that depends on the clean outputs of all seeds."""
         return self
 
-    @abstractmethod
     def check(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
-        """Refuse unsuitable outputs and labels, and return which seeds can be tested, bool `[seeds]`."""
+        """Refuse unsuitable outputs and labels, and return which seeds can be tested, bool `[seeds]`: by default all.
+
+        The oracle has been settled.
+        """
+        return torch.ones(len(clean_outputs), dtype=torch.bool, device=clean_outputs.device)
+
+    def check_some_correct(
+        self, is_correct: Tensor, alternative: str = "or leave the labels out", details: str = ""
+    ) -> Tensor:
+        """Refuse a model that answers no clean input correctly; otherwise return `is_correct`."""
+        if not bool(is_correct.any()):
+            raise DataError(
+                f"the model must answer some clean inputs correctly, got 0 of {len(is_correct)}{details}: check the "
+                f"preprocessing, the order of the labels and the weights, {alternative}"
+            )
+        return is_correct
 
     def describe_left_out(self, has_labels: bool) -> str:
         """Return why seeds that `check` leaves out cannot be tested."""
@@ -87,6 +134,10 @@ class Oracle(ABC):
             clean_outputs, labels = self.move(clean_outputs, labels, motion)
         return self.compare(clean_outputs, outputs, labels)
 
+    def moved_reference(self, clean_outputs: Tensor, labels: Tensor | None, motion: Motion) -> Tensor:
+        """Return the answers that the seeds should keep once their pictures have moved; for spatial tasks."""
+        return self.reference(*self.move(clean_outputs, labels, motion))
+
     def move(self, clean_outputs: Tensor, labels: Tensor | None, motion: Motion) -> tuple[Tensor, Tensor | None]:
         """Return clean outputs and labels as `compare` expects them for pictures that have moved; for spatial tasks."""
         raise UsageError(f"an oracle with is_spatial must define move, but {type(self).__name__} does not: add it")
@@ -94,7 +145,8 @@ class Oracle(ABC):
     def move_labels(self, labels: Tensor, motion: Motion) -> Tensor:
         """Return the labels of pictures that have moved, to train on; for spatial tasks."""
         raise UsageError(
-            f"an oracle with is_spatial must define move_labels, but {type(self).__name__} does not: add it"
+            f"retraining must move labels without answers, which oracle {self.spec()!r} cannot do: use a perturbation "
+            "that moves nothing, or another task"
         )
 
     def loss(self, outputs: Tensor, reference: Tensor) -> Tensor:
@@ -126,35 +178,17 @@ def are_all_finite(outputs: Tensor) -> bool:
     return math.isfinite(float(outputs.sum())) or bool(are_finite(outputs).all())
 
 
-def mark_not_finite(verdict: Verdict, outputs: Tensor) -> Verdict:
-    """Return the verdict in which every output that is not finite is a fault with the outcome `NOT_FINITE`."""
-    is_finite = are_finite(outputs)
-    return Verdict(
-        verdict.is_fault | ~is_finite,
-        torch.where(is_finite, verdict.outcome, NOT_FINITE),
-        torch.where(is_finite, verdict.margin.float(), -torch.inf),
-        None if verdict.value is None else torch.where(is_finite, verdict.value.float(), torch.nan),
+def have_shape(labels: Tensor, outputs: Tensor) -> bool:
+    """Return whether there is a label for each number of outputs `[inputs, k]`; with k = 1 they may be `[inputs]`."""
+    return labels.shape == outputs.shape or (outputs.shape[1] == 1 and labels.numel() == len(outputs))
+
+
+def wrong_outputs(rule: str, outputs: Tensor) -> ModelError:
+    """The error for outputs of another shape than a task has."""
+    return ModelError(
+        f"{rule}, got {list(outputs.shape)}: pass output=... to Target to pick them from the model's result, or name "
+        "another task with oracle=..."
     )
-
-
-def check_some_correct(is_correct: Tensor, alternative: str, details: str = "") -> Tensor:
-    """Refuse a model that answers no clean input correctly; otherwise return `is_correct`."""
-    if not bool(is_correct.any()):
-        raise DataError(
-            f"the model must answer some clean inputs correctly, got 0 of {len(is_correct)}{details}: check the "
-            f"preprocessing, the order of the labels and the weights, {alternative}"
-        )
-    return is_correct
-
-
-def check_one_number(outputs: Tensor, task: str) -> Tensor:
-    """Refuse outputs that are not one number per input; otherwise return them as `[inputs]`."""
-    if outputs.ndim > 2 or outputs.numel() != len(outputs):
-        raise ModelError(
-            f"{task} must have one number per input, [inputs] or [inputs, 1], got {list(outputs.shape)}: pass "
-            "output=... to Target to pick it from the model's result, or name another task with oracle=..."
-        )
-    return outputs.reshape(-1)
 
 
 def read_number(text: str, name: str, example: str, low: float = -torch.inf, high: float = torch.inf) -> float:
@@ -166,5 +200,63 @@ def read_number(text: str, name: str, example: str, low: float = -torch.inf, hig
     if not low < number < high:
         interval = f" above {low:g}" if high == torch.inf else f" between {low:g} and {high:g}"
         rule = "a number" if low == -torch.inf else f"a number{interval}"
-        raise UsageError(f"oracle {name!r} must be followed by {rule}, got {f'{name}:{text}'!r}: write {example}")
+        got = f"{name}{text}" if name.endswith("=") else f"{name}:{text}"
+        raise UsageError(f"oracle {name!r} must be followed by {rule}, got {got!r}: write {example}")
     return number
+
+
+def find_constant(oracle: Oracle, clean_outputs: Tensor, labels: Tensor | None) -> str | None:
+    """Return why a low fault rate would say nothing about a model, in words; None if its clean answers are informative.
+
+    All of them are the same; or, given labels, a constant answer would do as well. On unbalanced data a good model is
+    hardly more accurate than the commonest label: it passes if its answers agree with the labels more than by chance,
+    unless it is clearly less accurate.
+    """
+    n = len(clean_outputs)
+    if n < LEAST_SEEDS:
+        return None
+    answers = oracle.answers(clean_outputs)
+    if not answers.numel() or (answers.amax(0) - answers.amin(0)).max() <= SAME_ANSWER_GAP * answers.abs().max():
+        return f"all {n:,} clean answers are the same"
+    baseline = None if labels is None else oracle.baseline(clean_outputs, labels)
+    if baseline is None:
+        return None
+    gain = (baseline.own.double() - baseline.constant.double()).nan_to_num(0)
+    mean, standard_error = float(gain.mean()), float(gain.std()) / math.sqrt(n)
+    is_worse = mean < -WORSE * standard_error
+    if not is_worse and (mean > 0 or baseline.agreement > INFORMATIVE):
+        return None
+    return f"the clean answers are no better than {baseline.text}"
+
+
+def class_baseline(answers: Tensor, labels: Tensor) -> BesideConstant | None:
+    """Compare the classes `[seeds, k]` that answers name with always naming the k commonest labels.
+
+    Data with hardly any other label cannot tell a good model from one that always names the commonest.
+    """
+    n, k = answers.shape
+    n_classes = int(torch.maximum(answers.max(), labels.max())) + 1
+    counts, named = (classes.flatten().bincount(minlength=n_classes).double() for classes in (labels, answers))
+    commonest = counts.topk(k).indices
+    own, constant = (answers == labels[:, None]).any(1), torch.isin(labels, commonest)
+    if n - int(constant.sum()) < LEAST_OTHERS:
+        return None
+    # Of the number of correct answers if the labels were shuffled: its mean and its variance.
+    by_answer, by_label = counts[answers].sum(1) / n, named[labels] / n
+    mean = float(by_answer.sum())
+    squares = n * mean - n * float(by_answer.square().sum()) - n * float(by_label.square().sum()) + mean**2
+    agreement = _standardised(float(own.sum()) - mean, squares / max(n - 1, 1))
+    names = f"class {int(commonest[0])}" if k == 1 else f"the {k} commonest classes"
+    shares = " against ".join(percent(float(part.double().mean())) for part in (own, constant))
+    return BesideConstant(own, constant, agreement, f"always naming {names}: {shares} correct")
+
+
+def agreement_of_numbers(answers: Tensor, labels: Tensor) -> float:
+    """Return `BesideConstant.agreement` of answers and labels `[seeds, numbers]`, whose columns have one unit."""
+    centred = [(column - column.mean(0)).double() for column in (answers, labels)]
+    spread = (centred[0].T @ centred[0] * (centred[1].T @ centred[1])).sum()
+    return _standardised(float((centred[0] * centred[1]).sum()), float(spread) / max(len(answers) - 1, 1))
+
+
+def _standardised(difference: float, variance: float) -> float:
+    return difference / math.sqrt(variance) if variance > 0 else 0.0

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from themis.errors import DataError, ModelError, UsageError
-from themis.oracle.constant import BesideConstant, agreement_of_numbers
-from themis.oracle.oracle import KEPT_ANSWER, Oracle, Verdict, check_some_correct, mark_not_finite, read_number
+from themis.oracle.oracle import (
+    KEPT_ANSWER,
+    BesideConstant,
+    Oracle,
+    Verdict,
+    agreement_of_numbers,
+    have_shape,
+    read_number,
+    wrong_outputs,
+)
 
 SMALLER, LARGER = 0, 1
 """Outcomes: the answer became smaller (steering: left) or larger (right)."""
@@ -29,7 +37,6 @@ MOST_TOLERANCES = 64
 """With more outputs, the default is one tolerance for all of them."""
 N_LISTED_TOLERANCES = 4
 """Tolerances that are listed in words."""
-ORACLE_NAMES = {"clean": "regression", "label": "off"}
 
 
 @dataclass(frozen=True)
@@ -50,20 +57,21 @@ class Regression(Oracle):
     """What the tolerance was derived from, in words; set by `settle`."""
 
     @staticmethod
-    def parse(text: str) -> Regression:
-        return _parse(text, Regression())
-
-    @staticmethod
-    def parse_off(text: str) -> Regression:
-        return _parse(text, Regression(compared_with="label"))
-
-    @staticmethod
-    def parse_euclidean(text: str) -> Regression:
-        return _parse(text, Regression(is_euclidean=True))
+    def parse(text: str, **options: Any) -> Regression:
+        oracle = Regression(**options)
+        example = f"{oracle.name}:0.1, or {oracle.name}:2sd for standard deviations of the clean answers"
+        if not text:
+            return oracle
+        if text.endswith("sd"):
+            return replace(oracle, deviations=read_number(text.removesuffix("sd"), oracle.name, example, 0))
+        numbers = [read_number(part, oracle.name, example, 0) for part in text.split(",")]
+        if len(numbers) > 1 and oracle.is_euclidean:
+            raise UsageError(f"oracle 'euclidean' must have one tolerance, got {text!r}: write {example}")
+        return replace(oracle, tolerance=numbers[0] if len(numbers) == 1 else tuple(numbers))
 
     @property
     def name(self) -> str:
-        return "euclidean" if self.is_euclidean else ORACLE_NAMES[self.compared_with]
+        return "euclidean" if self.is_euclidean else "regression" if self.compared_with == "clean" else "off"
 
     def spec(self) -> str:
         if self.tolerance is not None:
@@ -86,7 +94,7 @@ class Regression(Oracle):
             plural = "s" * (self.deviations != 1)
             basis = f"{self.deviations:g} standard deviation{plural} of the clean answers"
             return self._with(self.deviations * self._length(spread), basis, answers)
-        if labels is None or not _fit(labels, answers):  # `check` refuses labels that do not fit
+        if labels is None or not have_shape(labels, answers):  # `check` refuses labels that do not fit
             basis = f"{SHARE_WITHOUT_LABELS:.0%} of the standard deviation of the clean answers"
             return self._with(SHARE_WITHOUT_LABELS * self._length(spread), basis, answers)
         given = labels.reshape(answers.shape).double()
@@ -126,7 +134,7 @@ class Regression(Oracle):
                 "oracle 'off' needs labels, got none: pass (inputs, labels), or compare with the clean answers with "
                 "oracle='regression'"
             )
-        if labels is not None and not _fit(labels, answers):
+        if labels is not None and not have_shape(labels, answers):
             numbers = "one number per seed" if k == 1 else f"{k} numbers per seed"
             raise DataError(
                 f"labels must be {numbers}: {n} inputs, got shape {list(labels.shape)}: check the label column, or "
@@ -138,9 +146,9 @@ class Regression(Oracle):
                 "out"
             )
         if self.compared_with == "clean":
-            return torch.ones(n, dtype=torch.bool, device=answers.device)
+            return super().check(clean_outputs, labels)
         is_near = self._excess(clean_outputs, self.reference(clean_outputs, labels))[0] <= 0
-        return check_some_correct(is_near, "or use oracle='regression'")
+        return self.check_some_correct(is_near, "or use oracle='regression'")
 
     def describe_left_out(self, has_labels: bool) -> str:
         return "their clean answers are too far from the labels"
@@ -162,21 +170,26 @@ class Regression(Oracle):
         first = SMALLER if reference.ndim == 1 else FIRST_OF_SEVERAL
         outcome = torch.where(is_fault, first + 2 * number + (gap > 0).long(), KEPT_ANSWER)
         value = outputs.reshape(-1) if reference.ndim == 1 else None
-        return mark_not_finite(Verdict(is_fault, outcome, -excess, value), outputs)
+        return Verdict(is_fault, outcome, -excess, value).mark_not_finite(outputs)
 
     def _excess(self, outputs: Tensor, reference: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return how far answers are beyond the tolerance; the number that is furthest off; and its deviation.
 
         With several tolerances, the excess is in the unit of the smallest one.
         """
-        gaps = _rows(outputs) - reference.reshape(_rows(outputs).shape)
-        least = min(self._tolerances)
-        if len(self._tolerances) > 1:
-            gaps = gaps / self._in_units_of(least, gaps)
+        gaps = self._gaps(outputs, reference)
         number = gaps.abs().argmax(1)
         gap = gaps.gather(1, number[:, None]).squeeze(1)
         size = torch.linalg.vector_norm(gaps, dim=1) if self.is_euclidean else gap.abs()
-        return size - least, number, gap
+        return size - min(self._tolerances), number, gap
+
+    def _gaps(self, outputs: Tensor, reference: Tensor) -> Tensor:
+        """Return deviations `[tests, numbers]`; several tolerances are levelled to the smallest one."""
+        gaps = _rows(outputs) - reference.reshape(_rows(outputs).shape)
+        if len(self._tolerances) == 1:
+            return gaps
+        least = min(self._tolerances)  # filled, since a CUDA graph cannot copy numbers from the host
+        return gaps / torch.cat([gaps.new_full((1,), tolerance / least) for tolerance in self._tolerances])
 
     def loss(self, outputs: Tensor, reference: Tensor) -> Tensor:
         """Return the absolute error, whose gradient has the same direction as that of the squared error.
@@ -184,15 +197,12 @@ class Regression(Oracle):
         The squared error is flat where there is no error, so an attack that starts at the clean answer would never
         leave it; the absolute error is not.
         """
-        gaps = _rows(outputs).float() - reference.reshape(_rows(outputs).shape)
-        if len(self._tolerances) > 1:
-            gaps = gaps / self._in_units_of(min(self._tolerances), gaps)
+        gaps = self._gaps(outputs.float(), reference)
         return torch.where(gaps >= 0, gaps, -gaps).sum(1)
 
     def in_tolerances(self, outputs: Tensor, reference: Tensor) -> Tensor:
         """Return deviations in units of the tolerance, `[tests, numbers]`."""
-        gaps = _rows(outputs).float() - reference.reshape(_rows(outputs).shape).float()
-        return gaps / self._in_units_of(1.0, gaps)
+        return self._gaps(outputs.float(), reference.float()) / min(self._tolerances)
 
     def grade(self, clean_outputs: Tensor, labels: Tensor) -> dict[str, float]:
         gap = clean_outputs.double().reshape(-1) - labels.double().reshape(-1)
@@ -214,45 +224,20 @@ class Regression(Oracle):
         assert self.tolerance is not None  # set by `settle`
         return self.tolerance if isinstance(self.tolerance, tuple) else (self.tolerance,)
 
-    def _in_units_of(self, unit: float, like: Tensor) -> Tensor:
-        """Return the tolerances as a tensor; filled, since a CUDA graph cannot copy numbers from the host."""
-        return torch.cat([like.new_full((1,), tolerance / unit) for tolerance in self._tolerances])
-
     def _length(self, numbers: Tensor) -> Tensor:
         """Return numbers `[..., k]` as they are, or their Euclidean length `[..., 1]`."""
         return torch.linalg.vector_norm(numbers, dim=-1, keepdim=True) if self.is_euclidean else numbers
 
 
-def _parse(text: str, default: Regression) -> Regression:
-    name = default.name
-    example = f"{name}:0.1, or {name}:2sd for standard deviations of the clean answers"
-    if not text:
-        return default
-    if text.endswith("sd"):
-        return replace(default, deviations=read_number(text.removesuffix("sd"), name, example, 0))
-    numbers = [read_number(part, name, example, 0) for part in text.split(",")]
-    if len(numbers) > 1 and default.is_euclidean:
-        raise UsageError(f"oracle 'euclidean' must have one tolerance, got {text!r}: write {example}")
-    return replace(default, tolerance=numbers[0] if len(numbers) == 1 else tuple(numbers))
-
-
 def _rows(outputs: Tensor) -> Tensor:
     """Refuse outputs that are not numbers `[inputs]` or `[inputs, k]`; otherwise return them as `[inputs, k]`."""
     if outputs.ndim not in (1, 2) or not outputs.numel():
-        raise ModelError(
-            f"the outputs of a regression must be numbers, [inputs] or [inputs, k], got {list(outputs.shape)}: pass "
-            "output=... to Target to pick them from the model's result, or name another task with oracle=..."
-        )
+        raise wrong_outputs("the outputs of a regression must be numbers, [inputs] or [inputs, k]", outputs)
     return outputs if outputs.ndim == 2 else outputs[:, None]
 
 
 def _flat(numbers: Tensor) -> Tensor:
     return numbers.reshape(-1) if numbers.ndim == 1 or numbers.shape[1] == 1 else numbers
-
-
-def _fit(labels: Tensor, answers: Tensor) -> bool:
-    """Return whether there is a label for each number of answers `[inputs, k]`."""
-    return labels.shape == answers.shape or (answers.shape[1] == 1 and labels.numel() == len(answers))
 
 
 def _show(numbers: Sequence[float]) -> str:

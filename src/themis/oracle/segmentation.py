@@ -8,11 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from themis.errors import DataError, ModelError
+from themis.errors import DataError
 from themis.oracle.classes import IGNORED_PIXEL, are_probabilities, class_loss
-from themis.oracle.constant import BesideConstant
 from themis.oracle.motion import Motion
-from themis.oracle.oracle import KEPT_ANSWER, Oracle, Verdict, check_some_correct, mark_not_finite, read_number
+from themis.oracle.oracle import KEPT_ANSWER, BesideConstant, Oracle, Verdict, read_number, wrong_outputs
 
 TOLERANCE = 0.1
 VOID = 255
@@ -45,14 +44,15 @@ class Segmentation(Oracle):
         return f"a mean IoU that falls by more than {self.tolerance:g}"
 
     def settle(self, clean_outputs: Tensor, labels: Tensor | None) -> Oracle:
-        _check_maps(clean_outputs)
+        if clean_outputs.ndim != 4 or clean_outputs.shape[1] < 2:
+            rule = "a segmentation must return scores [inputs, classes, height, width] with 2 classes or more"
+            raise wrong_outputs(rule, clean_outputs)
         return replace(self, is_probability=are_probabilities(clean_outputs), n_classes=clean_outputs.shape[1])
 
     def check(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
-        _check_maps(clean_outputs)
         n, n_classes, *size = clean_outputs.shape
         if labels is None:
-            return torch.ones(n, dtype=torch.bool, device=clean_outputs.device)
+            return super().check(clean_outputs, labels)
         if list(labels.shape) != [n, *size]:
             raise DataError(
                 f"labels must be one class per pixel, {[n, *size]}, got shape {list(labels.shape)}: pass class "
@@ -65,7 +65,7 @@ class Segmentation(Oracle):
                 f"pixels that do not count, got {float(labels[outside][0]):g}: check the label maps"
             )
         overlap = self._overlap(clean_outputs, clean_outputs, labels)[0]
-        return check_some_correct(overlap > self.tolerance, "or leave the labels out")
+        return self.check_some_correct(overlap > self.tolerance)
 
     def describe_left_out(self, has_labels: bool) -> str:
         return f"their mean IoU is not above {self.tolerance:g}, by which it must fall"
@@ -82,7 +82,7 @@ class Segmentation(Oracle):
         margin = self.tolerance - (before - after).nan_to_num(0)  # no pixel counts if everything has left the picture
         lost = (of_class_before - of_class_after).nan_to_num(-torch.inf)
         outcome = torch.where(margin < 0, lost.argmax(1), KEPT_ANSWER)
-        return mark_not_finite(Verdict(margin < 0, outcome, margin, after), outputs)
+        return Verdict(margin < 0, outcome, margin, after).mark_not_finite(outputs)
 
     def move(self, clean_outputs: Tensor, labels: Tensor | None, motion: Motion) -> tuple[Tensor, Tensor | None]:
         answer = clean_outputs.argmax(1)
@@ -129,12 +129,3 @@ class Segmentation(Oracle):
         either = of_reference + count(answer, counts) - both
         iou = both.double() / either  # NaN if neither map has the class
         return iou.nanmean(1), torch.where(of_reference > 0, iou, torch.nan)
-
-
-def _check_maps(clean_outputs: Tensor) -> None:
-    if clean_outputs.ndim != 4 or clean_outputs.shape[1] < 2:
-        raise ModelError(
-            "a segmentation must return scores [inputs, classes, height, width] with 2 classes or more, got "
-            f"{list(clean_outputs.shape)}: pass output=... to Target to pick them from the model's result, or name "
-            "another task with oracle=..."
-        )

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from themis.errors import DataError, ModelError
+from themis.errors import DataError
 from themis.oracle.classes import MIN_PROBABILITY
-from themis.oracle.constant import BesideConstant, agreement_of_numbers, class_baseline
 from themis.oracle.oracle import (
     KEPT_ANSWER,
+    BesideConstant,
     Oracle,
     Verdict,
-    check_one_number,
-    check_some_correct,
-    mark_not_finite,
+    agreement_of_numbers,
+    class_baseline,
+    have_shape,
     read_number,
+    wrong_outputs,
 )
 from themis.text import percent
 
@@ -28,14 +30,26 @@ NOT_JUDGED = -1
 
 @dataclass(frozen=True)
 class _Thresholded(Oracle):
+    name: ClassVar[str]
     threshold: float | None = None
     """None until `settle`: 0.5 if all clean outputs lie in 0..1, which makes them probabilities, else 0 for logits."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        return cls(read_number(text, cls.name, f"{cls.name}:0.5") if text else None)
+
+    def spec(self) -> str:
+        return self.name if self.threshold is None else f"{self.name}:{self.threshold!r}"
 
     def settle(self, clean_outputs: Tensor, labels: Tensor | None) -> Oracle:
         is_probability = bool(((clean_outputs >= 0) & (clean_outputs <= 1)).all())
         default = 0.5 if is_probability else 0.0
         threshold = default if self.threshold is None else self.threshold
         return replace(self, threshold=threshold, is_probability=is_probability)
+
+    def grade(self, clean_outputs: Tensor, labels: Tensor) -> dict[str, float]:
+        is_correct = (clean_outputs >= self._level()) == labels.reshape(clean_outputs.shape)
+        return {"accuracy": float(is_correct.double().mean())}
 
     def _level(self) -> float:
         assert self.threshold is not None  # set by `settle`
@@ -52,36 +66,33 @@ class Threshold(_Thresholded):
     The threshold has the unit of the output. With labels, seeds that are decided wrongly are left out.
     """
 
-    @staticmethod
-    def parse(text: str) -> Threshold:
-        return Threshold(read_number(text, "threshold", "threshold:0.5") if text else None)
-
-    def spec(self) -> str:
-        return "threshold" if self.threshold is None else f"threshold:{self.threshold!r}"
+    name: ClassVar[str] = "threshold"
 
     def describe(self) -> str:
         return f"a decision that flips at {self._describe_level()}"
 
     def check(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
-        decision = self.reference(clean_outputs, labels)
+        if clean_outputs.ndim > 2 or clean_outputs.numel() != len(clean_outputs):
+            raise wrong_outputs("decisions must be one number per input, [inputs] or [inputs, 1]", clean_outputs)
         if labels is None:
-            return torch.ones_like(decision, dtype=torch.bool)
+            return super().check(clean_outputs, labels)
         if labels.numel() != len(clean_outputs) or not are_bits(labels):
             raise DataError(
                 f"labels of binary decisions must be 0 or 1, one per seed: {len(clean_outputs)} inputs, got "
                 f"{_describe_labels(labels)}: correct them, or leave them out to compare with the clean decision"
             )
-        return check_some_correct(decision == labels.reshape(-1), "or leave the labels out")
+        is_correct = self.reference(clean_outputs, labels) == labels.reshape(-1)
+        return self.check_some_correct(is_correct)
 
     def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
-        return (check_one_number(clean_outputs, "binary decisions") >= self._level()).long()
+        return (clean_outputs.reshape(-1) >= self._level()).long()
 
     def compare(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> Verdict:
         reference, level = self.reference(clean_outputs, labels), self._level()
         score = outputs.reshape(-1)
         decision = (score >= level).long()
         margin = torch.where(reference == 1, score - level, level - score)
-        return mark_not_finite(Verdict(decision != reference, decision, margin, score), outputs)
+        return Verdict(decision != reference, decision, margin, score).mark_not_finite(outputs)
 
     def loss(self, outputs: Tensor, reference: Tensor) -> Tensor:
         return _bit_loss(outputs.reshape(-1), reference, self._level(), self.is_probability)
@@ -90,10 +101,6 @@ class Threshold(_Thresholded):
         score, level = outputs.reshape(-1).float(), self._level()
         yes = score if self.is_probability else (score - level).sigmoid()
         return torch.where(score < level, 1 - yes, yes)
-
-    def grade(self, clean_outputs: Tensor, labels: Tensor) -> dict[str, float]:
-        is_correct = self.reference(clean_outputs, labels) == labels.reshape(-1)
-        return {"accuracy": float(is_correct.double().mean())}
 
     def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BesideConstant | None:
         return class_baseline(self.answers(clean_outputs)[:, None], labels.reshape(-1).long())
@@ -107,38 +114,28 @@ class Multilabel(_Thresholded):
     label that flipped furthest, so that each label that a seed can lose or gain makes a distinct fault.
     """
 
-    @staticmethod
-    def parse(text: str) -> Multilabel:
-        return Multilabel(read_number(text, "multilabel", "multilabel:0.5") if text else None)
-
-    def spec(self) -> str:
-        return "multilabel" if self.threshold is None else f"multilabel:{self.threshold!r}"
+    name: ClassVar[str] = "multilabel"
 
     def describe(self) -> str:
         return f"a label gained or lost at {self._describe_level()}"
 
     def check(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
         if clean_outputs.ndim != 2:
-            raise ModelError(
-                f"oracle 'multilabel' needs scores [inputs, labels], got {list(clean_outputs.shape)}: pass output=... "
-                "to Target to pick the scores from the model's result, or name another task with oracle=..."
-            )
-        if labels is not None and (
-            _by_score(labels, clean_outputs).shape != clean_outputs.shape or not are_bits(labels)
-        ):
+            raise wrong_outputs("oracle 'multilabel' needs scores [inputs, labels]", clean_outputs)
+        if labels is not None and not (have_shape(labels, clean_outputs) and are_bits(labels)):
             raise DataError(
                 f"labels must be 0 or 1 for each of the {clean_outputs.shape[1]} scores, {list(clean_outputs.shape)}, "
                 f"got {_describe_labels(labels)}: correct them, or leave them out to compare with the clean answer"
             )
         is_judged = (self.reference(clean_outputs, labels) != NOT_JUDGED).any(1)
-        return check_some_correct(is_judged, "or leave the labels out")
+        return self.check_some_correct(is_judged)
 
     def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
         """Return 0 or 1 for each label, and -1 for a label that the clean answer has wrong."""
         decision = (clean_outputs >= self._level()).long()
         if labels is None:
             return decision
-        return torch.where(decision == _by_score(labels, clean_outputs), decision, NOT_JUDGED)
+        return torch.where(decision == labels.reshape(clean_outputs.shape), decision, NOT_JUDGED)
 
     def compare(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> Verdict:
         reference, level = self.reference(clean_outputs, labels), self._level()
@@ -148,30 +145,21 @@ class Multilabel(_Thresholded):
         is_fault = has_flipped.any(1)
         furthest = torch.where(has_flipped, by_label, torch.inf).argmin(1)
         outcome = torch.where(is_fault, furthest, KEPT_ANSWER)
-        return mark_not_finite(Verdict(is_fault, outcome, by_label.amin(1)), outputs)
+        return Verdict(is_fault, outcome, by_label.amin(1)).mark_not_finite(outputs)
 
     def loss(self, outputs: Tensor, reference: Tensor) -> Tensor:
         loss = _bit_loss(outputs, reference, self._level(), self.is_probability)
         return torch.where(reference == NOT_JUDGED, 0.0, loss).mean(1)
 
-    def grade(self, clean_outputs: Tensor, labels: Tensor) -> dict[str, float]:
-        is_correct = self.reference(clean_outputs, None) == _by_score(labels, clean_outputs)
-        return {"accuracy": float(is_correct.double().mean())}
-
     def describe_left_out(self, has_labels: bool) -> str:
         return "the model has all of their labels wrong"
 
     def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BesideConstant | None:
-        answers, given = self.answers(clean_outputs), _by_score(labels, clean_outputs).long()
+        answers, given = self.answers(clean_outputs), labels.reshape(clean_outputs.shape).long()
         own, constant = ((rows == given).double().mean(1) for rows in (answers, given.median(0).values))
         shares = " against ".join(percent(float(part.mean())) for part in (own, constant))
         text = f"always giving each label its commonest value: {shares} correct"
         return BesideConstant(own, constant, agreement_of_numbers(answers.double(), given.double()), text)
-
-
-def _by_score(labels: Tensor, outputs: Tensor) -> Tensor:
-    """Labels in the shape of `outputs [inputs, labels]`; those of a single label may be `[inputs]`."""
-    return labels[:, None] if labels.ndim == 1 and outputs.shape[1:] == (1,) else labels
 
 
 def are_bits(labels: Tensor) -> bool:
