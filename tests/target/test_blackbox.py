@@ -41,10 +41,9 @@ def run(target, **options):
 
 
 BOXES = {
-    "both at once": lambda: BlackBox(with_hidden),
-    "apart": lambda: BlackBox(predict, activations=lambda x: {"hidden": hidden(x)}),
-    "lists": lambda: BlackBox(lambda x: predict(x).tolist(), activations=lambda x: {"hidden": hidden(x).tolist()}),
-    "tensors": lambda: BlackBox(lambda x: torch.from_numpy(predict(x)), activations=lambda x: {"hidden": hidden(x)}),
+    "arrays": lambda: BlackBox(with_hidden),
+    "lists": lambda: BlackBox(lambda x: (predict(x).tolist(), {"hidden": hidden(x).tolist()})),
+    "tensors": lambda: BlackBox(lambda x: (torch.from_numpy(predict(x)), {"hidden": torch.from_numpy(hidden(x))})),
 }
 
 
@@ -136,7 +135,7 @@ def test_max_passes_limits_finite_differences_too():
 
 def test_an_attack_is_refused_before_anything_runs():
     calls = []
-    with pytest.raises(UsageError, match="perturbation 'fgsm' needs the model's gradient and this target gives none"):
+    with pytest.raises(UsageError, match="needs the model's gradient and this target gives none"):
         run(BlackBox(lambda x: calls.append(x)), perturbation="fgsm")
     assert calls == []
 
@@ -194,7 +193,6 @@ def test_wrong_arguments_are_refused():
         ({"bounds": (1, 0)}, "bounds must be finite and ascending"),
         ({"neurons": "pixel"}, "neurons must be"),
         ({"oracle": "wronng"}, "did you mean 'wrong'?"),
-        ({"activations": 5}, "activations must be a function"),
     ):
         with pytest.raises(UsageError) as caught:
             BlackBox(predict, **options)

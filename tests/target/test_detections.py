@@ -102,7 +102,7 @@ FORMS = {
 @pytest.mark.parametrize("name", FORMS)
 def test_every_form_gives_the_same_detections(name):
     result, form = FORMS[name]
-    detections = Detections(form, max_detections=4).read(result, PICTURE, PICTURE)
+    detections = Detections(form, max_detections=4).read(result, PICTURE, (2, 3, *PICTURE))
     assert detections.shape == (2, 4, 6)
     for rows, expected in zip(detections, EXPECTED, strict=True):
         assert rows[: len(expected)].tolist() == [pytest.approx(row, abs=1e-4) for row in expected]
@@ -110,21 +110,21 @@ def test_every_form_gives_the_same_detections(name):
 
 
 def test_boxes_refer_to_the_raw_input_if_the_model_gets_another_size():
-    detections = Detections().read(torchvision_result(), PICTURE, (120, 80))
+    detections = Detections().read(torchvision_result(), PICTURE, (2, 3, 120, 80))
     assert detections[1, 0, :4].tolist() == [0, 0, 8, 16]
-    assert Detections().read(detr_result(), PICTURE, (120, 80))[1, 0, :4].tolist() == pytest.approx([0, 0, 8, 16])
+    assert Detections().read(detr_result(), PICTURE, (2, 3, 120, 80))[1, 0, :4].tolist() == pytest.approx([0, 0, 8, 16])
 
 
 def test_options_choose_which_detections_remain():
     read = Detections(max_detections=1, min_score=0.65, first_class=1).read
-    detections = read(torchvision_result(), PICTURE, PICTURE)
+    detections = read(torchvision_result(), PICTURE, (2, 3, *PICTURE))
     assert detections[:, 0, 4:].tolist() == [[pytest.approx(0.9), 1], [0, -1]]
 
 
 def test_scores_that_are_not_numbers_reach_the_oracle():
     tensor = yolo_result()[0]
     tensor[1, 4:, 5] = torch.nan
-    assert Detections("yolo").read(tensor, PICTURE, PICTURE).isnan().any(2).sum(1).tolist() == [0, 1]
+    assert Detections("yolo").read(tensor, PICTURE, (2, 3, *PICTURE)).isnan().any(2).sum(1).tolist() == [0, 1]
 
 
 def test_suppression_is_that_of_a_plain_loop():
@@ -148,21 +148,25 @@ WRONG = {
     "no detections": (lambda: Detections(max_detections=0), UsageError, "max_detections must be at least 1"),
     "scores": (lambda: Detections(min_score=1.5), UsageError, "min_score must lie in 0..1"),
     "a tensor": (
-        lambda: Detections().read(torch.zeros(2, 84, 50), PICTURE, PICTURE),
+        lambda: Detections().read(torch.zeros(2, 84, 50), PICTURE, (2, 3, *PICTURE)),
         ModelError,
         r"got a tensor \[2, 84, 50\]: for YOLO pass output='yolo'",
     ),
     "not yolo": (
-        lambda: Detections("yolo").read(torch.zeros(2, 84), PICTURE, PICTURE),
+        lambda: Detections("yolo").read(torch.zeros(2, 84), PICTURE, (2, 3, *PICTURE)),
         ModelError,
-        r"\[inputs, 4 \+ classes, anchors\], got \[2, 84\]",
+        r"\[inputs, 4 \+ classes, anchors\], got a tensor \[2, 84\]",
     ),
     "not detr": (
-        lambda: Detections("detr").read({"logits": torch.zeros(2, 3)}, PICTURE, PICTURE),
+        lambda: Detections("detr").read({"logits": torch.zeros(2, 3)}, PICTURE, (2, 3, *PICTURE)),
         ModelError,
         "'pred_boxes'.*got a dict with 'logits'",
     ),
-    "not rows": (lambda: Detections("rows").read([torch.zeros(2, 5)], PICTURE, PICTURE), ModelError, "got .2, 5."),
+    "not rows": (
+        lambda: Detections("rows").read([torch.zeros(2, 5)], PICTURE, (2, 3, *PICTURE)),
+        ModelError,
+        "got .2, 5.",
+    ),
     "an output": (lambda: themis.BlackBox(len, output="scores"), UsageError, "Detections, or one of torchvision, yolo"),
 }
 

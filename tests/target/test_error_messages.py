@@ -12,6 +12,7 @@ from themis.target.loaders.mindspore import black_box, check_seen
 from themis.target.loaders.model import load_model
 from themis.target.loaders.onnx import OnnxModel
 from themis.target.loaders.trust import Trust
+from themis.target.loaders.weights import load_weights
 
 PICTURES = torch.rand(10, 6, 6, 1)
 
@@ -94,6 +95,22 @@ def test_a_model_without_weights_is_refused():
         net = files.Net()
     with pytest.raises(ModelError, match="some are on device 'meta' and have no values"):
         themis.run(net, files.inputs(), "gaussian")
+
+
+def test_a_model_with_a_lazy_layer_must_have_seen_a_batch():
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(3))
+    with pytest.raises(ModelError, match=r"its LazyLinear '1' gets them from the first batch: load them"):
+        themis.run(net, files.inputs(), "gaussian")
+    net(files.inputs())
+    assert len(themis.Target(net).find_layers(files.inputs()[0])) == 1
+
+
+def test_weights_from_a_file_make_a_lazy_layer_usable(tmp_path):
+    made = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 3))
+    torch.save(made.state_dict(), tmp_path / "weights.pt")
+    target = themis.Target(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(3)))
+    load_weights(target.module, tmp_path / "weights.pt")
+    assert target.fingerprint() == themis.Target(made).fingerprint()
 
 
 @pytest.mark.slow

@@ -31,7 +31,9 @@ def as_bytes(pictures):
 
 def test_a_model_gets_the_type_that_preprocess_returns():
     net = OfBytes()
-    run = themis.run(Target(net, (0, 255), preprocess=as_bytes), PICTURES, "gaussian", magnitude=1.0, max_tests=64)
+    run = themis.run(
+        Target(net, bounds=(0, 255), preprocess=as_bytes), PICTURES, "gaussian", magnitude=1.0, max_tests=64
+    )
     assert net.seen == {torch.uint8}
     assert all(fault.replay().is_same for fault in run.faults)
 
@@ -61,7 +63,7 @@ def test_a_function_gets_the_type_that_preprocess_returns():
     ],
 )
 def test_only_the_type_that_preprocess_was_given_is_cast_to_that_of_the_weights(preprocess, given, expected):
-    target = Target(OfBytes().to(given), (0, 255), preprocess=preprocess)
+    target = Target(OfBytes().to(given), bounds=(0, 255), preprocess=preprocess)
     assert {picture.dtype for picture in target.prepare(PICTURES.float())} == {expected}
 
 

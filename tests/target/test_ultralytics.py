@@ -74,7 +74,7 @@ def test_other_tasks_are_refused_with_what_to_write():
 
 def test_the_rows_of_an_end_to_end_model_are_read():
     rows = torch.tensor([[[10, 10, 30, 20, 0.9, 2], [40, 5, 60, 45, 0.7, 0]]])
-    read = Detections("yolo", max_detections=2).read((rows, {"one2one": {}}), (60, 80), (60, 80))
+    read = Detections("yolo", max_detections=2).read((rows, {"one2one": {}}), (60, 80), (1, 3, 60, 80))
     assert torch.equal(read, rows)
 
 

@@ -8,9 +8,10 @@ after every pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import accumulate
 from typing import Any, Literal, Protocol
 
 import torch
@@ -20,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from themis.errors import ModelError, UsageError, nearest
 from themis.target.kernels_cuda import channel_means
+from themis.target.output import SCORE_ENTRIES, tensors_in
 
 OUTPUT = "output"
 """Name of the layer that holds the model's output."""
@@ -28,11 +30,11 @@ Granularity = Literal["element", "channel"]
 OnActivation = Callable[[str, Tensor], None]
 """Called with the name of a layer and its activation."""
 
-_NAMES = """
+_ACTIVATION_NAMES = """
     relu relu6 leaky_relu prelu rrelu elu selu celu gelu silu mish hardswish hardsigmoid hardtanh sigmoid tanh
     softplus softsign logsigmoid tanhshrink softshrink hardshrink threshold glu
 """
-ACTIVATION_NAMES = tuple(_NAMES.split())
+ACTIVATION_NAMES = tuple(_ACTIVATION_NAMES.split())
 ACTIVATIONS = frozenset(
     function
     for namespace in (F, torch, Tensor)
@@ -111,13 +113,12 @@ class ActivationTracer(TorchFunctionMode):
         self.paths = {id(submodule): path for path, submodule in module.named_modules()}
         # A leaf without parameters that calls an activation function *is* an activation (nn.ReLU, a user's Swish):
         # its neurons are the values it returns, not its intermediate results.
-        self.pure = {id(m) for m in module.modules() if m is not module and not _has(m.children(), m.parameters())}
+        self.pure = {id(m) for m in module.modules() if m is not module and not [*m.children(), *m.parameters()]}
         # Torch's own activation modules return the function's result, so it can be reported at the call.
         self.plain = {id(m) for m in module.modules() if type(m).__module__ == nn.ReLU.__module__} & self.pure
         self.callers = set(self.paths)  # modules that call activation functions; all of them until a pass was traced
-        self._hooked: tuple[Container[str], list[nn.Module]] | None = (
-            None  # names of layers, and modules hooked for them
-        )
+        self._hooked: tuple[Container[str], list[nn.Module]] | None = None
+        """Names of layers, and the modules that are hooked for them."""
         self._begin(_ignore, None)
 
     def _begin(self, on_activation: OnActivation, names: Container[str] | None) -> None:
@@ -195,9 +196,10 @@ class ActivationTracer(TorchFunctionMode):
         self.activated.discard(depth)
         if is_activation and id(module) in self.plain:
             return
-        tensor = first_tensor(result)
-        if tensor is not None:
-            self._report(self.paths[id(module)], tensor, is_activation)
+        entries: dict[str | int, Tensor] = {0: result} if isinstance(result, Tensor) else tensors_in(result)
+        if entries:
+            entry = next((name for name in SCORE_ENTRIES if name in entries), next(iter(entries)))
+            self._report(self.paths[id(module)], entries[entry], is_activation)
 
     def _report(self, name: str, result: Tensor, is_activation: bool) -> None:
         call = self.calls[name] = self.calls.get(name, 0) + 1
@@ -225,32 +227,6 @@ def trace_activations(tracer: Tracer, inputs: Tensor, output: Callable[[Any], Te
     ]
 
 
-def find_layers(
-    tracer: Tracer,
-    example: Callable[[int], Tensor],
-    *,
-    layers: str | tuple[str, ...] = "auto",
-    neurons: Granularity = "element",
-    output: Callable[[Any], Tensor],
-    has_channels_last: bool = False,
-    is_detector: Callable[[], bool] = lambda: False,
-) -> tuple[Layer, ...]:
-    """Return the layers of a module: after each activation and the output (`auto`), or those that match the globs.
-
-    `example(n)` returns a batch of n preprocessed inputs; two batch sizes tell the batch dimension from the others.
-    `is_detector` is called when both have run: a detector may loop over the pictures of a batch, and only what it
-    computes for every batch can be a layer.
-    """
-    two, three = trace_activations(tracer, example(2), output), trace_activations(tracer, example(3), output)
-    if is_detector():
-        common = {traced.name for traced in two} & {traced.name for traced in three}
-        two, three = ([traced for traced in batch if traced.name in common] for batch in (two, three))
-    has_conv1d = any(
-        isinstance(m, nn.Conv1d) or getattr(m, "original_name", "") == "Conv1d" for m in tracer.module.modules()
-    )
-    return choose_layers(two, three, layers, neurons, has_conv1d=has_conv1d, has_channels_last=has_channels_last)
-
-
 def keep_fixed_layers(tracer: Tracer, others: Any, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
     """Return the layers of a detector that have one row and the same neurons for every picture, without the detections.
 
@@ -259,29 +235,31 @@ def keep_fixed_layers(tracer: Tracer, others: Any, layers: tuple[Layer, ...]) ->
     """
     two = {traced.name: traced.shape for traced in trace_activations(tracer, others, lambda result: torch.zeros(2, 1))}
     fixed = [layer for layer in layers if layer.name != OUTPUT and two.get(layer.name) == (2, *layer.shape)]
-    numbered, start = [], 0
-    for layer in fixed:
-        numbered.append(replace(layer, start=start))
-        start += layer.n_neurons
-    return tuple(numbered) or layers
+    return _consecutive(fixed) or layers
 
 
 def choose_layers(
     two: list[TracedActivation],
     three: list[TracedActivation],
-    layers: str | tuple[str, ...],
+    layers: str | Sequence[str],
     neurons: Granularity,
     *,
     has_conv1d: bool = False,
     has_channels_last: bool = False,
 ) -> tuple[Layer, ...]:
-    """Return the layers among the tensors traced with two inputs and with three."""
+    """Return the layers among the tensors traced with two inputs and with three, which tell the batch dimension.
+
+    With `auto` they are the output and what an activation function computed, otherwise those that match the globs.
+    """
     if [traced.name for traced in two] != [traced.name for traced in three]:
         raise ModelError(
             "the model must compute the same layers for every batch, got different ones for 2 and 3 inputs: "
             "name layers that are always computed with layers=[...]"
         )
-    has_batch = {a.name: _has_batch_dimension(a.shape, b.shape) for a, b in zip(two, three, strict=True)}
+    has_batch = {
+        a.name: a.shape[1:] == b.shape[1:] and a.shape[:1] > (0,) and 3 * a.shape[0] == 2 * b.shape[0]
+        for a, b in zip(two, three, strict=True)
+    }
     if layers == "auto":
         chosen = [
             traced for traced in three if (traced.is_activation or traced.name == OUTPUT) and has_batch[traced.name]
@@ -290,13 +268,26 @@ def choose_layers(
         if len(chosen) > 1 and chosen[-1].storage == chosen[-2].storage:
             chosen.pop(-2)
     else:
-        patterns = (layers,) if isinstance(layers, str) else tuple(layers)
-        chosen = _match(three, patterns, has_batch)
-    return _number(chosen, neurons, has_conv1d, has_channels_last)
+        chosen = _match(three, [layers] if isinstance(layers, str) else layers, has_batch)
+    found = []
+    for traced in chosen:
+        per_input = traced.shape[0] // 3  # more than one if a model folds windows into the batch
+        shape = (per_input, *traced.shape[1:]) if per_input > 1 or len(traced.shape) == 1 else traced.shape[1:]
+        # Images are [channel, ...]. With two dimensions, Conv1d has [channel, time] and a transformer [token, channel].
+        first = 1 if len(shape) == 2 and not has_conv1d else 0
+        axis = None if neurons == "element" else len(shape) - 1 if has_channels_last else first
+        found.append(Layer(traced.name, shape, 0, math.prod(shape) if axis is None else shape[axis], axis))
+    return _consecutive(found)
+
+
+def _consecutive(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """The layers with their neurons numbered one after the other."""
+    starts = accumulate((layer.n_neurons for layer in layers), initial=0)
+    return tuple(replace(layer, start=start) for layer, start in zip(layers, starts, strict=False))
 
 
 def _match(
-    activations: list[TracedActivation], patterns: tuple[str, ...], has_batch: dict[str, bool]
+    activations: list[TracedActivation], patterns: Sequence[str], has_batch: dict[str, bool]
 ) -> list[TracedActivation]:
     names = [traced.name for traced in activations]
     for pattern in patterns:
@@ -305,11 +296,10 @@ def _match(
             raise UsageError(
                 f"layers: each pattern must match a layer, but {pattern!r} matches none: {nearest(pattern, names)}"
             )
-        for name in matches:
-            if not has_batch[name]:
-                raise UsageError(
-                    f"layers: the first dimension of a layer must be the batch, that of {name!r} is not: leave it out"
-                )
+        if without := [name for name in matches if not has_batch[name]]:
+            raise UsageError(
+                f"layers: the first dimension of a layer must be the batch, that of {without[0]!r} is not: leave it out"
+            )
     chosen: dict[tuple[int, int, int], TracedActivation] = {}
     for traced in activations:
         if any(fnmatchcase(traced.name, pattern) for pattern in patterns):
@@ -317,32 +307,13 @@ def _match(
     return list(chosen.values())
 
 
-def _number(
-    chosen: list[TracedActivation], neurons: Granularity, has_conv1d: bool, has_channels_last: bool
-) -> tuple[Layer, ...]:
-    layers, start = [], 0
-    for traced in chosen:
-        per_input = traced.shape[0] // 3  # more than one if a model folds windows into the batch
-        shape = (per_input, *traced.shape[1:]) if per_input > 1 or len(traced.shape) == 1 else traced.shape[1:]
-        axis = None if neurons == "element" else _channel_axis(len(shape), has_conv1d, has_channels_last)
-        n_neurons = math.prod(shape) if axis is None else shape[axis]
-        layers.append(Layer(traced.name, shape, start, n_neurons, axis))
-        start += n_neurons
-    return tuple(layers)
-
-
-def check_shape(activation: Tensor, layer: Layer, n_inputs: int) -> None:
-    """Raise an error if an activation has not the size of its layer."""
+def flatten(activation: Tensor, layer: Layer, n_inputs: int) -> Tensor:
+    """Return an activation as `[inputs, neurons]`: its elements, or the mean of each channel; at least float32."""
     if activation.numel() != n_inputs * math.prod(layer.shape):
         raise ModelError(
             f"layer {layer.name!r} must keep its shape {layer.shape}, got {tuple(activation.shape[1:])}: "
             "give inputs of one size, or leave the layer out with layers=[...]"
         )
-
-
-def flatten(activation: Tensor, layer: Layer, n_inputs: int) -> Tensor:
-    """Return an activation as `[inputs, neurons]`: its elements, or the mean of each channel; at least float32."""
-    check_shape(activation, layer, n_inputs)
     if activation.dtype not in (torch.float32, torch.float64):
         activation = activation.float()
     if layer.channel_axis is None:
@@ -355,39 +326,5 @@ def flatten(activation: Tensor, layer: Layer, n_inputs: int) -> Tensor:
     return activation.mean([1 + k for k in range(len(layer.shape)) if k != layer.channel_axis])
 
 
-def first_tensor(result: Any) -> Tensor | None:
-    """Return the tensor in a module's result: the result itself, its `.logits`, or the first in a tuple or dict."""
-    if isinstance(result, Tensor):
-        return result
-    logits = getattr(result, "logits", None)
-    if isinstance(logits, Tensor):
-        return logits
-    if isinstance(result, dict):
-        for key in ("logits", "out"):
-            if isinstance(result.get(key), Tensor):
-                return result[key]  # type: ignore[no-any-return]
-        result = tuple(result.values())
-    if isinstance(result, list | tuple):
-        return next((item for item in result if isinstance(item, Tensor)), None)
-    return None
-
-
-def _channel_axis(n_dims: int, has_conv1d: bool, has_channels_last: bool) -> int:
-    if has_channels_last:
-        return n_dims - 1
-    # Images are [channel, ...]. With two dimensions, Conv1d has [channel, time] and a transformer [token, channel].
-    return 1 if n_dims == 2 and not has_conv1d else 0
-
-
-def _has_batch_dimension(of_two: tuple[int, ...], of_three: tuple[int, ...]) -> bool:
-    if not of_two or not of_three or of_two[1:] != of_three[1:]:
-        return False
-    return of_two[0] % 2 == 0 and of_three[0] % 3 == 0 and of_two[0] // 2 == of_three[0] // 3 > 0
-
-
 def _ignore(name: str, activation: Tensor) -> None:
     pass
-
-
-def _has(*iterables: Any) -> bool:
-    return any(next(iter(iterable), None) is not None for iterable in iterables)

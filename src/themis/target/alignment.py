@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import is_dataclass, replace
 from typing import Any
 
 import torch
 
 from themis.data.features import Coding
+from themis.data.maite import picture_bounds
 from themis.data.seeds import Seeds
 from themis.errors import DataError, UsageError
+from themis.target.against import Against
 from themis.target.blackbox import BlackBox
 from themis.target.estimator import Estimator
 from themis.target.loaders.onnx import OnnxModel
+from themis.target.maite import MaiteModel
 from themis.target.target import UNBOUNDED, AnyTarget, Target
 from themis.target.traits import has_channels_last
 
-N_LISTED = 10
+MOST_LISTED_CLASSES = 10
 
 
 def align_seeds(target: AnyTarget, seeds: Seeds) -> Seeds:
@@ -27,19 +31,38 @@ def align_seeds(target: AnyTarget, seeds: Seeds) -> Seeds:
         expected = getattr(getattr(target, "module", None), "input_shape", None)
         seeds = seeds.with_channels_first() if has_channels_last(seeds.shape[1:], expected) else seeds
     classes: tuple[str, ...] | None = getattr(target, "classes", None)
-    return seeds if classes is None or not seeds.has_labels else _in_class_order(seeds, classes)
+    if classes is None or not seeds.has_labels:
+        return seeds
+    if seeds.classes is None and _is_of_maite(target):  # whose names do not number labels
+        return seeds.with_classes(classes)
+    return _in_class_order(seeds, classes)
 
 
 def align_target(target: AnyTarget, seeds: Seeds) -> AnyTarget:
     """The target with the bounds of the data, unless it has its own, and with the coding of its rows."""
-    target = coded(target, seeds.coding)
+    target = with_datums(coded(target, seeds.coding), lambda: seeds)
     return target if target.bounds != UNBOUNDED else bound(target, _bounds_of(seeds))
+
+
+def with_datums(target: AnyTarget, read: Callable[[], Seeds]) -> AnyTarget:
+    """The target, whose model of MAITE, if it is one, gets pictures of the type that those of the seeds have."""
+    if isinstance(target, Against):
+        return target.each(lambda each: with_datums(each, read))
+    if not isinstance(target, BlackBox) or not isinstance(target.predict, MaiteModel):
+        return target
+    return replace(target, predict=MaiteModel(target.predict.model, read().datums))
+
+
+def _is_of_maite(target: AnyTarget) -> bool:
+    return isinstance(target, BlackBox) and isinstance(target.predict, MaiteModel)
 
 
 def coded(target: AnyTarget, coding: Coding | None) -> AnyTarget:
     """The target, which gets DataFrames if the data is one with names or missing values."""
     if coding is None:
         return target
+    if isinstance(target, Against):
+        return target.each(lambda each: coded(each, coding))
     column = coding.odd_column
     if not isinstance(target, BlackBox) or isinstance(target.predict, OnnxModel):
         if column is None:
@@ -55,6 +78,8 @@ def coded(target: AnyTarget, coding: Coding | None) -> AnyTarget:
 
 def bound(target: AnyTarget, bounds: tuple[float, float]) -> AnyTarget:
     """The target with other bounds, if it has none yet."""
+    if isinstance(target, Against):
+        return target.each(lambda each: bound(each, bounds))
     if target.bounds != UNBOUNDED:
         return target
     if not is_dataclass(target):
@@ -82,7 +107,9 @@ def _perturbing(target: AnyTarget, seeds: Seeds) -> Seeds:
 
 
 def _bounds_of(seeds: Seeds) -> tuple[float, float]:
-    """The least and the greatest value that the features of a table may have."""
+    """The least and the greatest value that the features of a table, or the pictures of a data set, may have."""
+    if seeds.datums is not None:
+        return picture_bounds(seeds.datums.dtype)
     if len(seeds.shape) != 2:
         raise UsageError(
             f"bounds must be given for inputs of shape {list(seeds.shape[1:])}, which are no table: pass the range of "
@@ -97,6 +124,8 @@ def _bounds_of(seeds: Seeds) -> tuple[float, float]:
 def _in_class_order(seeds: Seeds, classes: tuple[str, ...]) -> Seeds:
     """The same seeds with labels numbered in the order of `classes`, which are names, or numbers as text."""
     labels = seeds.labels
+    if labels is not None and labels.ndim == 3 and seeds.classes is not None:
+        _check_numbering(seeds.classes, classes)
     if labels is None or labels.ndim != 1:
         return seeds
     names = [_name(value, seeds.classes) for value in labels.tolist()]
@@ -112,6 +141,18 @@ def _in_class_order(seeds: Seeds, classes: tuple[str, ...]) -> Seeds:
     return numbered if is_numbered and seeds.classes is None else numbered.with_classes(classes)
 
 
+def _check_numbering(of_data: tuple[str, ...], of_model: tuple[str, ...]) -> None:
+    """Refuse boxes whose classes are numbered in another way than those of the model."""
+    pairs = enumerate(zip(of_data, of_model, strict=False))
+    other = next(((k, names) for k, names in pairs if names[0] != names[1]), None)
+    if other is not None:
+        k, (in_data, in_model) = other
+        raise DataError(
+            f"classes must have the same numbers in the data and in the model, but {k} is {in_data!r} in the data and "
+            f"{in_model!r} in the model: number the labels of the data as the model does"
+        )
+
+
 def _name(value: Any, names: tuple[str, ...] | None) -> str:
     if names is not None:
         return names[int(value)]
@@ -121,4 +162,4 @@ def _name(value: Any, names: tuple[str, ...] | None) -> str:
 
 def _listed(names: Any) -> str:
     names = list(names)
-    return ", ".join(map(repr, names[:N_LISTED])) + ", ..." * (len(names) > N_LISTED)
+    return ", ".join(map(repr, names[:MOST_LISTED_CLASSES])) + ", ..." * (len(names) > MOST_LISTED_CLASSES)

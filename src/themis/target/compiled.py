@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx, nn
@@ -43,8 +43,13 @@ class ScriptTracer:
     def forward(self, inputs: Any, on_activation: OnActivation, names: Container[str]) -> Any:
         if self._function is None:
             return self.run(inputs)
+        given = inputs if isinstance(inputs, Arguments) else Arguments((inputs,), {})
+        parameters = script_parameters(self.module)
+        arguments = dict(zip(parameters[1:], self._default_arguments, strict=True))
+        arguments.update(zip(parameters, given.args, strict=False))
+        arguments.update(given.kwargs)
         with _without_optimizer():
-            result, *activations = self._function(*self._positional(inputs))
+            result, *activations = self._function(*(arguments[name] for name in parameters))
         for name, activation in zip(self._names, activations, strict=True):
             if name in names:
                 on_activation(name, activation)
@@ -54,22 +59,15 @@ class ScriptTracer:
         with _without_optimizer():
             return call_module(self.module, inputs)
 
-    def _positional(self, inputs: Any) -> list[Any]:
-        """All arguments of the graph in order, the defaults of those that are not given included."""
-        arguments = inputs if isinstance(inputs, Arguments) else Arguments((inputs,), {})
-        names = script_parameters(self.module)
-        values = dict(zip(names[1:], self._default_arguments, strict=True))
-        values.update(zip(names, arguments.args, strict=False))
-        values.update(arguments.kwargs)
-        return [values[name] for name in names]
-
     def _expose(self) -> None:
         try:
             graph, self._default_arguments = _frozen_graph(self.module)
         except RuntimeError as error:
             return self._warn(f"its graph cannot be frozen ({_last_line(error)})")
         _refuse_training_mode(
-            (node.kind().removeprefix("aten::"), _constant, list(node.inputs())) for node in _all_nodes(graph)
+            (_kind(node), [value.toIValue() for value in node.inputs()])
+            for node in _all_nodes(graph)
+            if _kind(node) in MODE_ARGUMENT
         )
         nodes = [(node, OPERATORS[kind]) for node in graph.nodes() if (kind := _kind(node)) in OPERATORS]
         n_hidden = sum(_kind(node) in OPERATORS for node in _all_nodes(graph)) - len(nodes)
@@ -98,8 +96,14 @@ class ExportTracer:
         assert isinstance(module, fx.GraphModule)
         self.module: nn.Module = module
         nodes = [node for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
-        _refuse_training_mode((_operator(node), lambda value: value, list(node.args)) for node in nodes)
-        _refuse_fixed_batch_size(module.graph)
+        _refuse_training_mode((_operator(node), node.args) for node in nodes)
+        for node in module.graph.nodes:
+            shape = getattr(node.meta.get("val"), "shape", None) if node.op == "placeholder" else None
+            if shape and isinstance(shape[0], int):
+                raise ModelError(
+                    f"the program must accept any number of inputs, but it was exported for {shape[0]} at a time: "
+                    'export it with dynamic_shapes=({0: torch.export.Dim("batch")},)'
+                )
         activations = [node for node in nodes if _operator(node) in OPERATORS]
         self._names = dict(zip(activations, numbered([_path(node) for node in activations]), strict=True))
         self.activation_results = set(self._names.values())
@@ -108,18 +112,24 @@ class ExportTracer:
         return self.forward(inputs, on_activation, self.activation_results)
 
     def forward(self, inputs: Any, on_activation: OnActivation, names: Container[str]) -> Any:
-        interpreter = _TracingInterpreter(self.module, self._names, on_activation, names)
+        def on_node(node: fx.Node, result: Any) -> None:
+            name = self._names.get(node)
+            if name is not None and name in names:
+                on_activation(name, result)
+
+        interpreter = _TracingInterpreter(self.module, on_node)
         if not isinstance(inputs, Arguments):
             return interpreter.run(inputs)
-        arguments = self._as_exported(inputs)
-        return interpreter.run(*tree_flatten_spec((arguments.args, arguments.kwargs), self._in_spec))
+        arguments, spec = self._as_exported(inputs), cast(Any, self.module._in_spec)
+        return interpreter.run(*tree_flatten_spec((arguments.args, arguments.kwargs), spec))
 
     def run(self, inputs: Any) -> Any:
         return call_module(self.module, self._as_exported(inputs) if isinstance(inputs, Arguments) else inputs)
 
     def _as_exported(self, arguments: Arguments) -> Arguments:
         """The arguments by position or by name, as those were that the program was exported with."""
-        by_position, by_name = tree_unflatten(range(self._in_spec.num_leaves), self._in_spec)
+        spec: Any = self.module._in_spec  # the structure of the arguments that it was exported with
+        by_position, by_name = tree_unflatten(range(spec.num_leaves), spec)
         if len(arguments.args) > len(by_position):
             raise UsageError(
                 f"the program was exported with the named inputs {', '.join(map(repr, by_name))}, but those of the "
@@ -128,25 +138,15 @@ class ExportTracer:
         bound = inspect.signature(self.module.forward).bind(*arguments.args, **arguments.kwargs).arguments
         return Arguments(tuple(bound.values())[: len(by_position)], {name: bound[name] for name in by_name})
 
-    @property
-    def _in_spec(self) -> Any:
-        """The structure of the arguments that the program was exported with: a tuple and a dict."""
-        return self.module._in_spec
-
 
 class _TracingInterpreter(fx.Interpreter):
-    def __init__(
-        self, module: Any, layer_names: dict[fx.Node, str], on_activation: OnActivation, names: Container[str]
-    ) -> None:
+    def __init__(self, module: Any, on_node: Callable[[fx.Node, Any], None]) -> None:
         super().__init__(module)
-        self.layer_names, self.on_activation, self.names = layer_names, on_activation, names
-        self.extra_traceback = False
+        self.on_node, self.extra_traceback = on_node, False
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
-        name = self.layer_names.get(n)
-        if name is not None and name in self.names:
-            self.on_activation(name, result)
+        self.on_node(n, result)
         return result
 
 
@@ -216,10 +216,6 @@ def _kind(node: Any) -> str:
     return kind.removeprefix("aten::") if kind.startswith("aten::") else ""
 
 
-def _constant(value: Any) -> Any:
-    return value.toIValue()
-
-
 def _operator(node: fx.Node) -> str:
     """Return `relu` for `aten.relu.default`."""
     return str(getattr(node.target, "_schema").name).removeprefix("aten::")  # noqa: B009  # typed as a mere callable
@@ -244,24 +240,12 @@ def numbered(names: list[str]) -> list[str]:
     return numbered
 
 
-def _refuse_training_mode(operators: Iterator[tuple[str, Any, list[Any]]]) -> None:
-    for name, value, arguments in operators:
-        position = MODE_ARGUMENT.get(name)
-        if position is not None and len(arguments) > position and value(arguments[position]) is True:
+def _refuse_training_mode(operators: Iterator[tuple[str, Sequence[Any]]]) -> None:
+    for name, arguments in operators:
+        if name in MODE_ARGUMENT and True in arguments[MODE_ARGUMENT[name] :][:1]:
             raise ModelError(
                 f"the program must be deterministic, but its {name} is in training mode: call model.eval() before "
                 "tracing or exporting it"
-            )
-
-
-def _refuse_fixed_batch_size(graph: fx.Graph) -> None:
-    for node in graph.nodes:
-        shape = getattr(node.meta.get("val"), "shape", None) if node.op == "placeholder" else None
-        if shape and isinstance(shape[0], int):
-            raise ModelError(
-                f"the program must accept any number of inputs, but it was exported for {shape[0]} at a time: export "
-                "it "
-                'with dynamic_shapes=({0: torch.export.Dim("batch")},)'
             )
 
 

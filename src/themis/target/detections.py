@@ -8,13 +8,14 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from themis.errors import ModelError, UsageError
+from themis.errors import DataError, ModelError, UsageError
 from themis.oracle.boxes import CLASS, PADDING, SCORE, by_score, overlap
-from themis.target.output import Output, check_output
+from themis.target.output import Output
 
 Form = Literal["auto", "torchvision", "yolo", "yolov5", "detr", "rows"]
-FORMS = tuple(form for form in get_args(Form) if form != "auto")
+DETECTION_FORMS = tuple(form for form in get_args(Form) if form != "auto")
 CANDIDATES = 1000
 """Detections per picture that non-maximum suppression compares, those with the highest scores."""
 PAIRS_AT_ONCE = 1 << 23
@@ -57,12 +58,16 @@ class Detections:
         if not (0 <= self.min_score < 1 and 0 < self.nms <= 1):
             raise UsageError(f"min_score must lie in 0..1 and nms too, got {self.min_score} and {self.nms}")
 
-    def read(self, result: Any, given: Sequence[int], size: Sequence[int]) -> Tensor:
+    def read(self, result: Any, given: Sequence[int], shape: Sequence[int]) -> Tensor:
         """Return the detections in a result, `[inputs, max_detections, 6]`, in descending order of scores.
 
-        given: height and width of the pictures that the model was given, to which its boxes refer. size: height and
-        width of the raw inputs, to which the detections returned refer.
+        given: height and width of the pictures that the model was given, to which its boxes refer. shape: that of the
+        raw inputs, to whose height and width the detections returned refer.
         """
+        if len(shape) != 4:
+            raise DataError(
+                f"a detector needs pictures [channels, height, width], got inputs {list(shape[1:])}: reshape them"
+            )
         form: str | None = self.form
         if form == "auto":
             form = recognise(result) or ("rows" if _are_rows(result) else None)
@@ -72,10 +77,10 @@ class Detections:
                 f"'labels', an object with 'pred_boxes', or rows [inputs, n, 6], got {describe_result(result)}: for "
                 "YOLO pass output='yolo' to Target, for another form a function that returns such rows"
             )
-        return self._trim(scale_boxes(READERS[form](result, self), (1, 1) if form == "detr" else given, size))
-
-    def _trim(self, rows: Tensor) -> Tensor:
-        """Return the detections with the highest scores, and empty rows if there are fewer."""
+        rows = FORM_READERS[form](result, self)
+        if self.first_class:  # classes before the first are not objects
+            rows = torch.cat([rows[..., :CLASS], (rows[..., CLASS:] - self.first_class).clamp_min(PADDING)], -1)
+        rows = scale_boxes(rows, (1, 1) if form == "detr" else given, shape[2:])
         is_kept = (rows[..., SCORE] >= max(self.min_score, torch.finfo(torch.float32).tiny)) | rows.isnan().any(2)
         rows = by_score(torch.where(is_kept[..., None], rows, _empty(rows)))[:, : self.max_detections]
         missing = self.max_detections - rows.shape[1]
@@ -92,10 +97,19 @@ def choose_output(output: Any) -> Output | Detections | None:
     """Return the option `output` of a target, checked; the name of a form becomes `Detections`."""
     if isinstance(output, Detections):
         return output
-    if output in FORMS:
+    if output in DETECTION_FORMS:
         return Detections(output)
-    check_output(output)
+    is_valid = output is None or isinstance(output, str | int) or callable(output)
+    if not is_valid or isinstance(output, bool):
+        raise UsageError(f"output must be a key, an attribute, an index or a function, got {output!r}")
     return output  # type: ignore[no-any-return]
+
+
+def detections_in(result: Any, output: Output | Detections | None) -> Detections | None:
+    """Return what reads detections from a result, given the option `output`; None if the model is not a detector."""
+    if isinstance(output, Detections):
+        return output
+    return Detections() if output is None and recognise(result) is not None else None
 
 
 def recognise(result: Any) -> Form | None:
@@ -118,11 +132,6 @@ def _are_rows(result: Any) -> bool:
     return is_list and all(getattr(item, "ndim", 0) == 2 and item.shape[1] == 6 for item in result)
 
 
-def not_pictures(shape: Sequence[int]) -> str:
-    """Return the message for inputs in which nothing can have a box."""
-    return f"a detector needs pictures [channels, height, width], got inputs {list(shape)}: reshape them"
-
-
 def describe_result(result: Any) -> str:
     """Return in a few words what a model returned."""
     if isinstance(result, Tensor):
@@ -134,52 +143,42 @@ def describe_result(result: Any) -> str:
     return type(result).__name__
 
 
-# One reader per form; each returns rows [inputs, n, 6], not yet in order
+# One reader per form; each returns rows [inputs, n, 6], not yet in order, and with a score of 0 where there are fewer
 
 
 def _read_torchvision(result: Any, options: Detections) -> Tensor:
-    return _stack([_rows(item["boxes"], item["scores"], item["labels"], options) for item in result])
+    pictures = [(torch.as_tensor(item["boxes"]).reshape(-1, 4), item["scores"], item["labels"]) for item in result]
+    return pad_sequence([_rows(*columns) for columns in pictures], batch_first=True)
 
 
 def _read_rows(result: Any, options: Detections) -> Tensor:
-    if isinstance(result, Tensor):
-        rows = [*result.float()] if result.ndim == 3 else []
-    else:
-        rows = [_result_rows(item) for item in result]
-    for item in rows:
-        if item.ndim != 2 or item.shape[1] != 6:
+    rows = []
+    for item in result:  # an array, or a result of Ultralytics
+        boxes = _get(item, "boxes")
+        rows.append(torch.as_tensor(item).float() if boxes is None else _rows(boxes.xyxy, boxes.conf, boxes.cls))
+        if rows[-1].ndim != 2 or rows[-1].shape[1] != 6:
             raise ModelError(
                 "detections must be rows (left, top, right, bottom, score, class), [n, 6] per picture, got "
-                f"{list(item.shape)}: return such rows"
+                f"{list(rows[-1].shape)}: return such rows"
             )
-    return _stack([_rows(item[:, :4], item[:, SCORE], item[:, CLASS], options) for item in rows])
-
-
-def _result_rows(item: Any) -> Tensor:
-    """Return the rows of one picture: an array, or a result of Ultralytics."""
-    boxes = _get(item, "boxes")
-    if boxes is None:
-        return torch.as_tensor(item).float()
-    columns = (boxes.xyxy, boxes.conf[:, None], boxes.cls[:, None])
-    return torch.cat([torch.as_tensor(column).float() for column in columns], 1)
+    return pad_sequence(rows, batch_first=True) if rows else torch.zeros(0, 0, 6)
 
 
 def _read_yolo(result: Any, options: Detections) -> Tensor:
-    tensor = _first(result)
-    if _are_rows(tensor):  # there are 21 anchors at least
+    tensor = result[0] if isinstance(result, list | tuple) and result else result
+    is_v5 = options.form == "yolov5"
+    if not is_v5 and isinstance(tensor, Tensor) and _are_rows(tensor):  # there are 21 anchors at least
         return _read_rows(tensor, options)
-    if tensor.ndim != 3 or tensor.shape[1] < 5:
-        raise _wrong_shape("yolo", "[inputs, 4 + classes, anchors]", tensor)
-    scores, classes = tensor[:, 4:].float().max(1)
-    return _suppress(tensor[:, :4].float().movedim(1, 2), scores, classes, options)
-
-
-def _read_yolov5(result: Any, options: Detections) -> Tensor:
-    tensor = _first(result)
-    if tensor.ndim != 3 or tensor.shape[2] < 6:
-        raise _wrong_shape("yolov5", "[inputs, anchors, 5 + classes]", tensor)
-    scores, classes = (tensor[..., 5:].float() * tensor[..., 4:5].float()).max(2)
-    return _suppress(tensor[..., :4].float(), scores, classes, options)
+    if not isinstance(tensor, Tensor) or tensor.ndim != 3 or tensor.shape[2 if is_v5 else 1] < 5 + is_v5:
+        expected = "[inputs, anchors, 5 + classes]" if is_v5 else "[inputs, 4 + classes, anchors]"
+        raise ModelError(
+            f"a detector of form {options.form!r} must return a tensor {expected}, got {describe_result(result)}: "
+            "choose another form of Detections"
+        )
+    anchors = tensor.float() if is_v5 else tensor.float().movedim(1, 2)
+    chances = anchors[..., 5:] * anchors[..., 4:5] if is_v5 else anchors[..., 4:]
+    scores, classes = chances.max(2)
+    return _suppress(anchors[..., :4], scores, classes, options)
 
 
 def _read_detr(result: Any, options: Detections) -> Tensor:
@@ -193,14 +192,13 @@ def _read_detr(result: Any, options: Detections) -> Tensor:
     name = type(result).__name__
     has_own_scores = options.sigmoid if options.sigmoid is not None else name.endswith("Output") and name not in SOFTMAX
     chances = logits.float().sigmoid() if has_own_scores else logits.float().softmax(2)[..., :-1]
-    scores, classes = chances.max(2)
-    return torch.cat([_corners(boxes.float()), scores[..., None], _numbers(classes, options)[..., None]], 2)
+    return _rows(_corners(boxes.float()), *chances.max(2))
 
 
-READERS: dict[str, Callable[[Any, Detections], Tensor]] = {
+FORM_READERS: dict[str, Callable[[Any, Detections], Tensor]] = {
     "torchvision": _read_torchvision,
     "yolo": _read_yolo,
-    "yolov5": _read_yolov5,
+    "yolov5": _read_yolo,
     "detr": _read_detr,
     "rows": _read_rows,
 }
@@ -220,7 +218,7 @@ def _suppress(centred: Tensor, scores: Tensor, classes: Tensor, options: Detecti
         is_kept = torch.cat(
             [suppress(boxes[part], scores[part], classes[part], options.nms, options.min_score) for part in parts]
         )
-    rows = torch.cat([boxes, scores[..., None], _numbers(classes, options)[..., None]], 2)
+    rows = _rows(boxes, scores, classes)
     return torch.where(is_kept[..., None], rows, _empty(rows))
 
 
@@ -245,26 +243,10 @@ def suppress(boxes: Tensor, scores: Tensor, classes: Tensor, nms: float, min_sco
 # Small parts
 
 
-def _rows(boxes: Any, scores: Any, labels: Any, options: Detections) -> Tensor:
-    boxes, scores, labels = (torch.as_tensor(column) for column in (boxes, scores, labels))
-    columns = (boxes.reshape(-1, 4).float(), scores.reshape(-1, 1).float(), _numbers(labels, options).reshape(-1, 1))
-    return torch.cat(columns, 1)
-
-
-def _numbers(classes: Tensor, options: Detections) -> Tensor:
-    """Return class numbers from 0 on; classes before the first are not objects."""
-    numbers = classes.float() - options.first_class
-    return numbers if options.first_class == 0 else numbers.clamp_min(PADDING)
-
-
-def _stack(rows: Sequence[Tensor]) -> Tensor:
-    """Return the rows of all pictures, `[inputs, n, 6]`, with empty ones where there are fewer."""
-    most = max((len(item) for item in rows), default=0)
-    if not rows:
-        return torch.zeros(0, 0, 6)
-    return torch.stack(
-        [torch.cat([item, _empty(item).expand(most - len(item), 6)]) if len(item) < most else item for item in rows]
-    )
+def _rows(boxes: Any, scores: Any, classes: Any) -> Tensor:
+    """Return rows `[..., n, 6]` of boxes `[..., n, 4]`, and of their scores and classes `[..., n]`."""
+    boxes, scores, classes = (torch.as_tensor(column).float() for column in (boxes, scores, classes))
+    return torch.cat([boxes, scores[..., None], classes[..., None]], -1)
 
 
 def _empty(like: Tensor) -> Tensor:
@@ -276,20 +258,6 @@ def _corners(centred: Tensor) -> Tensor:
     """Return (left, top, right, bottom) of boxes (x, y, width, height) of the centre."""
     centre, half = centred[..., :2], centred[..., 2:4] / 2
     return torch.cat([centre - half, centre + half], -1)
-
-
-def _first(result: Any) -> Tensor:
-    tensor = result[0] if isinstance(result, list | tuple) and result else result
-    if not isinstance(tensor, Tensor):
-        raise ModelError(f"a YOLO detector must return a tensor, got {describe_result(result)}: choose another form")
-    return tensor
-
-
-def _wrong_shape(form: str, expected: str, tensor: Tensor) -> ModelError:
-    return ModelError(
-        f"a detector of form {form!r} must return a tensor {expected}, got {list(tensor.shape)}: choose another form "
-        "of Detections"
-    )
 
 
 def _get(value: Any, name: str) -> Any:

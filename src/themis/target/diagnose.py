@@ -7,24 +7,27 @@ not guessed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from themis.data.seeds import Seeds
 from themis.errors import warn
 from themis.target.target import AnyTarget, Normalize, Target
 from themis.target.traits import own_statistics
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-BETTER = 0.2
+MIN_GAIN = 0.2
 """A suspicion is reported if it raises the accuracy by this much, and to at least one half."""
 MIN_ADVANTAGE = 0.1
 """And if no other raises it by this much more: what helps far less than another only looks like the mistake."""
+
+NORMALISED = 128
+"""Clean inputs that `warn_of_missing_normalisation` runs."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +52,6 @@ def warn_of_chance(accuracy: float | None, n: int, n_classes: int) -> None:
         warn(
             f"the model answers {accuracy:.1%} of the clean inputs correctly, no more often than by chance: the "
             "inputs or labels are probably not what it expects; run `themis check` to find out why"
-        )
-
-
-def warn_of_batch_dependence(difference: float | None) -> None:
-    """Warn if the answer to an input depends on the other inputs of its batch; None if it does not."""
-    if difference is not None:
-        warn(
-            f"the answer to an input depends on the other inputs of its batch: alone, outputs differ by up to "
-            f"{difference:.2%} of the largest output. Dynamic quantisation and batch statistics do that. A fault may "
-            "be due to its neighbours, and replays may differ: use static quantisation, or test a function that "
-            "predicts one input at a time with themis.BlackBox(predict, batch_size=1)"
         )
 
 
@@ -97,25 +89,21 @@ def warn_of_normalisation(target: AnyTarget, shape: Sequence[int]) -> None:
         )
 
 
-def missing_normalisation(target: AnyTarget, shape: tuple[int, ...]) -> Normalize | None:
-    """Return the normalisation in the configuration of a model that gets pictures of a shape without any.
-
-    None if the target has a preprocessing, or if the model names none for so many channels.
-    """
-    is_known = isinstance(target, Target) and target.preprocess is None and target.bounds in ((0, 1), (0, 255))
-    statistics = own_statistics(target.module, is_local=True) if isinstance(target, Target) and is_known else None
-    if statistics is None or len(shape) != 3 or any(len(values) not in (1, shape[0]) for values in statistics):
-        return None
-    return Normalize.within(target.bounds, *statistics)
-
-
 def warn_of_missing_normalisation(
-    target: Target, norm: Normalize, inputs: Tensor, outputs: Tensor, labels: Tensor | None, chunk: int
-) -> None:
-    """Warn if an open classifier answers inputs better with a normalisation, or if that cannot be known.
+    target: AnyTarget, seeds: Seeds, outputs: Tensor, labels: Tensor | None, chunk: int
+) -> int:
+    """Warn if an open classifier answers better with the normalisation in its configuration, or if that is not known.
 
     The configuration of a model that was trained further is still that of the original, so nothing is applied unasked.
+    outputs, labels: those of all seeds. Returns the number of inputs that were run.
     """
+    if not isinstance(target, Target) or target.preprocess is not None or target.bounds not in ((0, 1), (0, 255)):
+        return 0
+    statistics, n_channels = own_statistics(target.module, is_local=True), seeds.shape[1]
+    fits = statistics is not None and all(len(values) in (1, n_channels) for values in statistics)
+    if statistics is None or not fits or len(seeds.shape) != 4 or seeds.others is not None:
+        return 0
+    norm = Normalize.within(target.bounds, *statistics)
     low, high = target.bounds
     python = "themis.Normalize.of(model)" if high == 1 else f"themis.Normalize.of(model, ({low:g}, {high:g}))"
     mean, std = (",".join(f"{number:.4g}" for number in values.tolist()) for values in (norm.mean, norm.std))
@@ -124,21 +112,20 @@ def warn_of_missing_normalisation(
     if labels is None or labels.ndim != 1 or labels.is_floating_point() or outputs.ndim != 2:
         finding += ", and without labels of classes Themis cannot tell whether the model needs it"
         warn(f"{finding}: {remedy}, or preprocess=themis.Normalize(0, 1) (--mean 0 --std 1) if it does not")
-        return
-    normalised = replace(target, preprocess=norm)
-    scores = torch.cat([normalised.forward(part.to(outputs.device)) for part in torch.split(inputs, chunk)])
-    was, now = outputs.argmax(1) == labels, scores.argmax(1) == labels
-    if _is_better(int((now & ~was).sum()), int((was & ~now).sum())):
+        return 0
+    normalised, n = replace(target, preprocess=norm), min(len(seeds), NORMALISED)
+    with torch.no_grad():
+        parts = torch.split(seeds.take(torch.arange(n)), chunk)
+        scores = torch.cat([normalised.forward(part.to(outputs.device)) for part in parts])
+    was, now = outputs[:n].argmax(1) == labels[:n], scores.argmax(1) == labels[:n]
+    n_gained, n_lost = int((now & ~was).sum()), int((was & ~now).sum())
+    from scipy.stats import binom  # takes long to import
+
+    if binom.sf(n_gained - 1, n_gained + n_lost, 0.5) < 0.01:  # so many gains are hardly due to chance
         before, after = (f"{float(right.double().mean()):.1%}" for right in (was, now))
-        finding += f": with it, the model answers {after} of {len(inputs)} clean inputs correctly instead of {before}"
+        finding += f": with it, the model answers {after} of {n} clean inputs correctly instead of {before}"
         warn(f"{finding}; {remedy}")
-
-
-def _is_better(n_gained: int, n_lost: int) -> bool:
-    """Return whether so many answers would become correct rather than wrong by chance with a probability below 0.01."""
-    from scipy.stats import binom
-
-    return bool(binom.sf(n_gained - 1, n_gained + n_lost, 0.5) < 0.01)
+    return n
 
 
 def warn_of_unequal_ranges(name: str, inputs: Tensor, bounds: tuple[float, float]) -> None:
@@ -160,24 +147,16 @@ def warn_of_unequal_ranges(name: str, inputs: Tensor, bounds: tuple[float, float
 
 
 def warn_of_unused_outputs(outputs: Tensor, labels: Tensor | None) -> bool:
-    """Warn if the answers of a campaign's classifier do not fit the labels; returns whether it did."""
-    text = describe_unused_outputs(outputs, labels)
-    if text is not None:
-        warn(text)
-    return text is not None
-
-
-def describe_unused_outputs(outputs: Tensor, labels: Tensor | None) -> str | None:
-    """Return why a classifier with more outputs than there are labels seems not to be made for them; None if it does.
+    """Warn if a classifier with more outputs than there are labels seems not to be made for them, and say if it does.
 
     Data with some of the classes of a model is common, so the answers decide: most of them are classes without a label,
     or they are correct no more often than by guessing among the labels.
     """
     if labels is None or labels.ndim != 1 or labels.is_floating_point() or outputs.ndim != 2 or len(labels) < 20:
-        return None
+        return False
     classes, n_outputs = torch.tensor(sorted(set(labels.tolist())), device=labels.device), outputs.shape[1]
     if len(classes) >= n_outputs:
-        return None
+        return False
     answers = outputs.argmax(1)
     n_right, share_outside = int((answers == labels).sum()), float((~torch.isin(answers, classes)).double().mean())
     if share_outside > 0.5:
@@ -185,12 +164,13 @@ def describe_unused_outputs(outputs: Tensor, labels: Tensor | None) -> str | Non
     elif len(classes) > 1 and is_near_chance(n_right, len(labels), len(classes)):
         finding = f"{n_right / len(labels):.1%} of its answers are correct, no more than by guessing among the labels"
     else:
-        return None
-    return (
+        return False
+    warn(
         f"the model has {n_outputs} outputs, but the labels have {len(classes)} classes, {int(classes.min())} to "
         f"{int(classes.max())}, and {finding}: check that model and labels are of the same task, and the number of "
         "classes that the model was built with"
     )
+    return True
 
 
 def suspect(target: AnyTarget, inputs: Tensor, labels: Tensor) -> list[Suspicion]:
@@ -208,7 +188,7 @@ def suspect(target: AnyTarget, inputs: Tensor, labels: Tensor) -> list[Suspicion
                 continue
             suspicions.append(Suspicion(what, remedy, _accuracy(answers, labels)))
     best = max((suspicion.accuracy for suspicion in suspicions), default=0.0)
-    least = max(0.5, accuracy + BETTER, best - MIN_ADVANTAGE)
+    least = max(0.5, accuracy + MIN_GAIN, best - MIN_ADVANTAGE)
     likely = [suspicion for suspicion in suspicions if suspicion.accuracy >= least]
     return sorted(likely, key=lambda suspicion: -suspicion.accuracy)
 
@@ -240,17 +220,12 @@ def _changes(inputs: Tensor, target: AnyTarget) -> Iterator[tuple[str, str, Call
             yield (
                 f"the model expects inputs normalised as for {name}",
                 f"pass the normalisation: --mean {values}",
-                partial(_normalise, bounds=target.bounds, mean=mean, std=std),
+                Normalize.within(target.bounds, mean, std),
             )
     if inputs.ndim == 4 and inputs.shape[2] == inputs.shape[3]:
         yield "rows and columns are swapped", "transpose the images in the data", lambda x: x.transpose(2, 3)
     if inputs.ndim == 4:
         yield "the images are negatives", "invert them in the data", lambda x: low + high - x
-
-
-def _normalise(x: Tensor, bounds: tuple[float, float], mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    share = (x - bounds[0]) / (bounds[1] - bounds[0])
-    return (share - torch.tensor(mean).view(1, 3, 1, 1)) / torch.tensor(std).view(1, 3, 1, 1)
 
 
 def _suspect_labels(outputs: Tensor, labels: Tensor) -> Iterator[Suspicion]:
@@ -266,13 +241,9 @@ def _suspect_labels(outputs: Tensor, labels: Tensor) -> Iterator[Suspicion]:
     moved = [(int(label), int(answer)) for label, answer in zip(rows, answers, strict=True) if label != answer]
     if moved:
         label, answer = max(moved, key=lambda pair: table[pair])
+        order = rows[np.argsort(answers)]  # the label that each answer stands for
         yield Suspicion(
             f"the labels are in another order: the model says {answer} where the label is {label}",
-            f"pass the label of each output: --label-order {','.join(map(str, _by_answer(rows, answers)))}",
+            f"pass the label of each output: --label-order {','.join(map(str, order))}",
             float(table[rows, answers].sum() / len(labels)),
         )
-
-
-def _by_answer(labels: Iterable[int], answers: Iterable[int]) -> list[int]:
-    """The label that each answer stands for."""
-    return [int(label) for _, label in sorted(zip(answers, labels, strict=True))]

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from themis.errors import MissingExtraError, ModelError
+from themis.errors import ModelError
 
-METHODS = ("predict_proba", "decision_function", "predict")
+SCORE_METHODS = ("predict_proba", "decision_function", "predict")
 """Methods that give scores, in the order of preference."""
 
 
@@ -30,7 +30,8 @@ class Estimator:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.is_booster = type(model).__name__ == "Booster"
-        self.method = "predict" if self.is_booster else next(name for name in METHODS if _has(model, name))
+        methods = ("predict",) if self.is_booster else SCORE_METHODS
+        self.method = next(name for name in methods if callable(getattr(model, name, None)))
         values = None if self.is_booster else getattr(model, "classes_", None)
         if isinstance(values, list):
             raise ModelError(
@@ -38,21 +39,15 @@ class Estimator:
                 "outputs with a function of your own as themis.BlackBox(function)"
             )
         self._classes = None if values is None else np.asarray(values)
+        self.classes: tuple[str, ...] | None = None
+        """The names of the classes in the order of the scores; None for a regressor or a booster."""
+        if self._classes is not None:
+            numbered = self._classes.astype(np.int64) if self._classes.dtype.kind == "b" else self._classes
+            self.classes = tuple(map(str, numbered.tolist()))
         names = getattr(model, "feature_names_in_", None)
         self.names = None if names is None else [str(name) for name in names]
-
-    @property
-    def classes(self) -> tuple[str, ...] | None:
-        """The names of the classes in the order of the scores; None for a regressor or a booster."""
-        if self._classes is None:
-            return None
-        values = self._classes.astype(np.int64) if self._classes.dtype.kind == "b" else self._classes
-        return tuple(str(value) for value in values.tolist())
-
-    @property
-    def entry(self) -> str:
+        self.entry = f"what {self.method} returns"
         """What the scores are, in words."""
-        return f"what {self.method} returns"
 
     @property
     def version(self) -> str:
@@ -74,7 +69,11 @@ class Estimator:
     def _predict(self, inputs: Any) -> Any:
         is_frame = not isinstance(inputs, np.ndarray)
         if self.is_booster and hasattr(self.model, "inplace_predict"):
-            return _predict_xgboost(self.model, inputs) if is_frame else self.model.inplace_predict(inputs)
+            if not is_frame:
+                return self.model.inplace_predict(inputs)
+            import xgboost  # type: ignore[import-not-found, unused-ignore]
+
+            return self.model.predict(xgboost.DMatrix(inputs, enable_categorical=True))
         if self.names is not None:
             inputs = self._columns(inputs) if is_frame else self._frame(inputs)
         return getattr(self.model, self.method)(inputs)
@@ -94,27 +93,10 @@ class Estimator:
 
     def _frame(self, inputs: NDArray[Any]) -> Any:
         """The inputs as a DataFrame, since the estimator was fitted to one and may choose columns by name."""
-        try:
-            import pandas  # type: ignore[import-untyped, unused-ignore]
-        except ImportError as error:
-            raise MissingExtraError(
-                "an estimator that was fitted to a DataFrame needs pandas: pip install pandas"
-            ) from error
+        import pandas  # type: ignore[import-untyped, unused-ignore]
+
         if inputs.shape[1:] != (len(self.names or ()),):
             raise ModelError(
                 f"the estimator expects {len(self.names or ())} features, got inputs of shape {list(inputs.shape[1:])}"
             )
         return pandas.DataFrame(inputs, columns=self.names)
-
-
-def _predict_xgboost(booster: Any, frame: Any) -> Any:
-    import xgboost  # type: ignore[import-not-found, unused-ignore]
-
-    return booster.predict(xgboost.DMatrix(frame, enable_categorical=True))
-
-
-def _has(model: Any, name: str) -> bool:
-    try:
-        return callable(getattr(model, name, None))
-    except Exception:  # a property of the estimator may raise anything
-        return False

@@ -14,7 +14,7 @@ from themis.data.seeds import Seeds
 from themis.progress import advance, step
 from themis.reading import open_regular
 
-STEP_BYTES = 16 << 20
+BYTES_AT_ONCE = 16 << 20
 """Size of the inputs that are hashed at a time."""
 
 
@@ -33,7 +33,7 @@ def hash_seeds(seeds: Seeds) -> str:
     """Return the SHA-256 of inputs, labels and seed ids; inputs are read in steps."""
     digest = hashlib.sha256()
     digest.update(f"inputs {torch.float32} {list(seeds.shape)};".encode())
-    size = max(1, STEP_BYTES * len(seeds) // max(1, math.prod(seeds.shape) * torch.float32.itemsize))
+    size = max(1, BYTES_AT_ONCE * len(seeds) // max(1, math.prod(seeds.shape) * torch.float32.itemsize))
     with step("hashing the inputs"):
         for first in range(0, len(seeds), size):
             digest.update(_bytes(seeds.take(torch.arange(first, min(first + size, len(seeds))))))

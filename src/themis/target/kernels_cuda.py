@@ -10,7 +10,7 @@ from torch import Tensor
 
 from themis.compute.gpu import tl, triton, works_on
 
-LARGE, SMALL = (4, 256), (16, 64)
+LARGE_BLOCK, SMALL_BLOCK = (4, 256), (16, 64)
 """Channels of a program, and values of each that it loads at a time; the second for channels of up to 128 values."""
 
 if triton is not None:
@@ -29,7 +29,7 @@ if triton is not None:
 
 def _means_by_kernel(values: Tensor) -> Tensor:
     means, size = values.new_empty(values.shape[:2]), values[0, 0].numel()
-    channels, width = SMALL if size <= 2 * SMALL[1] else LARGE
+    channels, width = SMALL_BLOCK if size <= 2 * SMALL_BLOCK[1] else LARGE_BLOCK
     _mean[(triton.cdiv(means.numel(), channels),)](
         values, means, means.numel(), size, channels=channels, width=width, num_warps=1
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -36,41 +36,26 @@ def pick_scores(result: Any, output: Output | None) -> Scores:
         return Scores(picked, None)
     if isinstance(result, Tensor) and output is None:
         return Scores(result, None)
-    entries = _entries(result)
+    entries = tensors_in(result)
     if output is not None:
         return _named(entries, output, result)
     for name in SCORE_ENTRIES:
         if name in entries:
-            return Scores(entries[name], _describe(name, entries))
+            return Scores(entries[name], describe_entry(name, entries))
     if len(entries) == 1:
         [(only, tensor)] = entries.items()
-        return Scores(tensor, _describe(only, entries))
+        return Scores(tensor, describe_entry(only, entries))
     if not entries:
         raise ModelError(
             "the model must return a tensor, a tuple, a dict or an object with .logits, got "
             f"{type(result).__name__}: pass output=... to Target to pick the scores"
         )
-    listed = ", ".join(f"{_quoted(name)} {list(tensor.shape)}" for name, tensor in entries.items())
+    listed = ", ".join(f"{name!r} {list(tensor.shape)}" for name, tensor in entries.items())
     first = next(iter(entries))
     raise ModelError(
         f"the model must return one tensor, got {len(entries)}: {listed}; name the one with the scores, such as "
         f"output={first!r} (--output {first})"
     )
-
-
-def check_output(output: object) -> None:
-    """Refuse an option that cannot pick anything."""
-    is_valid = output is None or isinstance(output, str | int) or callable(output)
-    if not is_valid or isinstance(output, bool):
-        raise UsageError(f"output must be a key, an attribute, an index or a function, got {output!r}")
-
-
-def check_label_order(order: Sequence[int] | None) -> None:
-    """Refuse an order that is not one of the numbers from 0 on."""
-    if order is not None and sorted(order) != list(range(len(order))):
-        raise UsageError(
-            f"label_order must hold each label from 0 on once, got {list(order)[:20]}: give the label of each output"
-        )
 
 
 def in_label_order(scores: Tensor, order: Sequence[int] | None) -> Tensor:
@@ -86,7 +71,7 @@ def in_label_order(scores: Tensor, order: Sequence[int] | None) -> Tensor:
     return scores[:, torch.tensor(places, device=scores.device)]
 
 
-def _entries(result: Any) -> dict[str | int, Tensor]:
+def tensors_in(result: Any) -> dict[str | int, Tensor]:
     """The tensors of numbers in a dict, a tuple or an object, by name or index; a named tuple has names."""
     fields: Any
     if isinstance(result, Mapping):
@@ -112,25 +97,22 @@ def _named(entries: dict[str | int, Tensor], output: str | int, result: Any) -> 
         index = int(output)
         parts = list(result) if isinstance(result, tuple | list) else []
         if -len(parts) <= index < len(parts) and isinstance(parts[index], Tensor):
-            return Scores(parts[index], _describe(index, entries))
+            return Scores(parts[index], describe_entry(index, entries))
     for key in keys:
         tensor = entries.get(key)
         if tensor is None and isinstance(key, str):
             tensor = getattr(result, key, None)
         if isinstance(tensor, Tensor):
-            return Scores(tensor, _describe(key, entries))
-    listed = ", ".join(map(_quoted, entries)) or f"a {type(result).__name__}"
+            return Scores(tensor, describe_entry(key, entries))
+    listed = ", ".join(map(repr, entries)) or f"a {type(result).__name__}"
     raise ModelError(f"output={output!r} must name an entry of the model's result, which has {listed}")
 
 
-def _describe(name: str | int, entries: dict[str | int, Tensor]) -> str:
-    others = [_quoted(other) for other in entries if other != name]
-    text = f"entry {_quoted(name)} of what the model returns"
+def describe_entry(name: str | int | None, entries: Iterable[str | int]) -> str:
+    """Which entry of a result holds the scores, in words."""
+    others = [repr(other) for other in entries if other != name]
+    text = f"entry {name!r} of what the model returns"
     return f"{text}, beside {', '.join(others)}" if others else text
-
-
-def _quoted(name: str | int) -> str:
-    return repr(name) if isinstance(name, str) else str(name)
 
 
 def without_wrapper(module: nn.Module) -> nn.Module:

@@ -12,73 +12,39 @@ from dataclasses import dataclass, fields
 from threading import Lock
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from themis.data.several import Key
+from themis.data.items import Key
 from themis.errors import ThemisError
+from themis.target.activations import OUTPUT
 
-Array = NDArray[np.float32]
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0
 """Seconds before a call is repeated for the first time, which double with each repetition, and their limit."""
 CACHE_MIB = 256
 """Memory for answers if no other is given."""
 
 
-@dataclass(frozen=True)
-class Examples:
-    """Perturbed inputs, and the other inputs of the same examples by name or position, if there are several."""
-
-    inputs: Array
-    others: dict[Key, NDArray[Any]]
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def rows(self, rows: slice | list[int]) -> Examples:
-        """A part of the examples."""
-        return Examples(self.inputs[rows], {key: values[rows] for key, values in self.others.items()})
-
-    def copy(self) -> Examples:
-        return Examples(self.inputs.copy(), {key: values.copy() for key, values in self.others.items()})
-
-    def hash_of(self, row: int) -> bytes:
-        """A hash of all inputs of one example."""
-        content = hashlib.blake2b(self.inputs[row].tobytes(), digest_size=16)
-        for values in self.others.values():
-            content.update(values[row].tobytes())
-        return content.digest()
+Examples = dict[Key | None, NDArray[Any]]
+"""Perturbed inputs under None, and the other inputs of the same examples by name or position, if there are several."""
+Answers = dict[str, Tensor]
+"""The scores, which are called `output`, and the activations of layers by their names, each with one row per input."""
 
 
-@dataclass(frozen=True)
-class Answers:
-    """Scores with one row per input, and activations by layer; None if they were not requested."""
+def rows_of(columns: dict[Any, Any], rows: slice | list[int] | Tensor) -> dict[Any, Any]:
+    """Some of the examples, or the answers to some of them."""
+    return {name: values[rows] for name, values in columns.items()}
 
-    outputs: Tensor
-    activations: dict[str, Tensor] | None
 
-    def rows(self, rows: slice | Tensor) -> Answers:
-        activations = self.activations
-        return Answers(
-            self.outputs[rows],
-            None if activations is None else {name: values[rows] for name, values in activations.items()},
-        )
+def _hashes(examples: Examples) -> list[bytes]:
+    """A hash of all inputs of each example."""
+    rows = zip(*examples.values(), strict=True)
+    return [hashlib.blake2b(b"".join(values.tobytes() for values in row), digest_size=16).digest() for row in rows]
 
-    @property
-    def nbytes(self) -> int:
-        return self.outputs.nbytes + sum(values.nbytes for values in (self.activations or {}).values())
 
-    @staticmethod
-    def join(parts: Sequence[Answers]) -> Answers:
-        first = parts[0]
-        if len(parts) == 1:
-            return first
-        activations = first.activations
-        if activations is not None:
-            activations = {name: torch.cat([(part.activations or {})[name] for part in parts]) for name in activations}
-        return Answers(torch.cat([part.outputs for part in parts]), activations)
+def _join(parts: Sequence[Answers]) -> Answers:
+    return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 @dataclass(frozen=True)
@@ -127,27 +93,19 @@ class Requests:
         """The answers to all inputs."""
         if not (self._cache.max_bytes and self._reads_cache):
             return self._send(inputs, needs_activations)
-        keys = [inputs.hash_of(row) for row in range(len(inputs))]
-        known = {key: self._cache.get(key) for key in keys}
-        usable = {
-            key: answer
-            for key, answer in known.items()
-            if answer is not None and (answer.activations is not None or not needs_activations)
-        }
-        first_row: dict[bytes, int] = {}
+        keys = _hashes(inputs)
+        first_rows: dict[bytes, int] = {}
         for row, key in enumerate(keys):
-            if key not in usable:
-                first_row.setdefault(key, row)
-        self.sent += RequestCounts(cached=len(inputs) - len(first_row))
-        if first_row:
-            answers = self._send(inputs.rows(list(first_row.values())), needs_activations)
-            for k, key in enumerate(first_row):
-                usable[key] = answers.rows(slice(k, k + 1))
-                self._cache.put(key, usable[key])
-        parts = [usable[key] for key in keys]
-        if not needs_activations:
-            parts = [Answers(part.outputs, None) for part in parts]
-        return Answers.join(parts)
+            first_rows.setdefault(key, row)
+        answers = {key: answer for key in first_rows if (answer := self._cache.get(key, needs_activations))}
+        unknown = [key for key in first_rows if key not in answers]
+        self.sent += RequestCounts(cached=len(keys) - len(unknown))
+        if unknown:
+            new = self._send(rows_of(inputs, [first_rows[key] for key in unknown]), needs_activations)
+            for k, key in enumerate(unknown):
+                answers[key] = rows_of(new, slice(k, k + 1))
+                self._cache.put(key, needs_activations, answers[key])
+        return _join([answers[key] for key in keys])
 
     @contextmanager
     def fresh(self) -> Iterator[None]:
@@ -159,27 +117,26 @@ class Requests:
             self._reads_cache = before
 
     def _send(self, inputs: Examples, needs_activations: bool) -> Answers:
-        size = min(filter(None, (self.batch_size, self.campaign_batch)), default=len(inputs))
-        batches = [inputs.rows(slice(first, first + size)) for first in range(0, len(inputs), size)]
+        n = len(inputs[None])
+        size = min(filter(None, (self.batch_size, self.campaign_batch)), default=n)
+        batches = [rows_of(inputs, slice(first, first + size)) for first in range(0, n, size)]
         if self.workers == 1 or len(batches) == 1:
-            return Answers.join([self._call(batch, needs_activations) for batch in batches])
+            return _join([self._call(batch, needs_activations) for batch in batches])
         with ThreadPoolExecutor(min(self.workers, len(batches))) as pool:
-            calls = [pool.submit(self._call, batch, needs_activations) for batch in batches]
-            try:
-                return Answers.join([call.result() for call in calls])
-            except BaseException:
-                for call in calls:
-                    call.cancel()  # those that have not begun
-                raise
+            return _join(list(pool.map(lambda batch: self._call(batch, needs_activations), batches)))
 
     def _call(self, batch: Examples, needs_activations: bool) -> Answers:
         """One call; after an error it is made again, with longer and longer waits."""
         for attempt in range(self.retries + 1):
-            self._wait_for_turn()
             with self._lock:
-                self.sent += RequestCounts(inputs=len(batch), calls=1, repeated=int(attempt > 0))
+                now = time.monotonic()
+                turn = max(now, self._next_call)
+                self._next_call = turn + self._seconds_per_call
+                self.sent += RequestCounts(inputs=len(batch[None]), calls=1, repeated=int(attempt > 0))
+            time.sleep(turn - now)
             try:
-                return self.answer(batch.copy(), needs_activations)  # the function may overwrite what it gets
+                own = {key: values.copy() for key, values in batch.items()}  # the function may overwrite what it gets
+                return self.answer(own, needs_activations)
             except (ThemisError, MemoryError):
                 raise
             except Exception:
@@ -188,39 +145,26 @@ class Requests:
             time.sleep(min(LONGEST_WAIT, FIRST_WAIT * 2**attempt))
         raise AssertionError("the last attempt returns or raises")
 
-    def _wait_for_turn(self) -> None:
-        if not self._seconds_per_call:
-            return
-        with self._lock:
-            now = time.monotonic()
-            turn = max(now, self._next_call)
-            self._next_call = turn + self._seconds_per_call
-        time.sleep(turn - now)
-
 
 class _Cache:
     """The answers used last, by the hash of their input, as many as fit in `max_bytes`."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self._n_bytes = max_bytes, 0
-        self._answers: OrderedDict[bytes, Answers] = OrderedDict()
+        self._kept: OrderedDict[tuple[bytes, bool], Answers] = OrderedDict()
 
-    def get(self, key: bytes) -> Answers | None:
-        answers = self._answers.get(key)
-        if answers is not None:
-            self._answers.move_to_end(key)
-        return answers
+    def get(self, key: bytes, needs_activations: bool) -> Answers | None:
+        """Answers with activations serve for those without, too."""
+        place = (key, needs_activations or (key, True) in self._kept)
+        if place not in self._kept:
+            return None
+        self._kept.move_to_end(place)
+        return self._kept[place] if needs_activations else {OUTPUT: self._kept[place][OUTPUT]}
 
-    def put(self, key: bytes, answers: Answers) -> None:
-        before = self._answers.pop(key, None)
-        self._n_bytes -= 0 if before is None else before.nbytes
-        own = Answers(
-            answers.outputs.clone(),
-            None
-            if answers.activations is None
-            else {name: values.clone() for name, values in answers.activations.items()},
-        )
-        self._answers[key] = own
-        self._n_bytes += own.nbytes
+    def put(self, key: bytes, has_activations: bool, answers: Answers) -> None:
+        own = {name: values.clone() for name, values in answers.items()}  # not a view of all answers of a call
+        self._kept[key, has_activations] = own
+        self._n_bytes += sum(values.nbytes for values in own.values())
         while self._n_bytes > self.max_bytes:
-            self._n_bytes -= self._answers.popitem(last=False)[1].nbytes
+            _, oldest = self._kept.popitem(last=False)
+            self._n_bytes -= sum(values.nbytes for values in oldest.values())

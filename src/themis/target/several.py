@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from themis.data.several import Key, OtherInputs
+from themis.data.items import Key, OtherInputs
 from themis.errors import ModelError
 from themis.target.activations import Arguments
 from themis.target.compiled import script_parameters

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
-from typing import Any, Protocol, get_args, runtime_checkable
+from itertools import chain
+from typing import Any, ClassVar, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from themis.errors import DataError, ModelError, ThemisError, UsageError, first_line, warn
 from themis.oracle import Oracle, choose_oracle
@@ -20,14 +22,15 @@ from themis.target.activations import (
     Layer,
     OnActivation,
     Tracer,
-    find_layers,
+    choose_layers,
     keep_fixed_layers,
+    trace_activations,
 )
 from themis.target.compiled import ExportTracer, ScriptTracer, is_exported
-from themis.target.detections import Detections, choose_output, not_pictures, recognise
+from themis.target.detections import Detections, choose_output, detections_in
 from themis.target.estimator import is_estimator
 from themis.target.fingerprint import hash_model
-from themis.target.output import Output, check_label_order, in_label_order, own_output, pick_scores, without_wrapper
+from themis.target.output import Output, in_label_order, own_output, pick_scores, without_wrapper
 from themis.target.several import SideInputs
 from themis.target.traits import Channels, as_expected, choose_channels, own_statistics
 
@@ -66,7 +69,7 @@ class AnyTarget(Protocol):
     ) -> Tensor:
         """Return the scores on raw `inputs`, one row per input.
 
-        `on_activation` is called once with each of `layers`, except for the output.
+        `on_activation` is called once with each of `layers`; with the output only if the scores are not the output.
         """
 
     def opened(self) -> AbstractContextManager[None]:
@@ -95,8 +98,10 @@ class Normalize:
                     f"{n_channels} channels: inputs are [batch, channel, ...]"
                 )
         shape = (1,) * axis + (-1,) + (1,) * (inputs.ndim - axis - 1)
-        mean, std = (_like(value, inputs).view(shape) for value in (self.mean, self.std))
-        return (inputs - mean) / std
+        mean, std = self.mean, self.std
+        if inputs.device.type != "cpu":  # copied once, because a copy to a GPU waits for it
+            mean, std = (_constant(tuple(value.tolist()), inputs.dtype, inputs.device) for value in (mean, std))
+        return (inputs - mean.to(inputs).view(shape)) / std.to(inputs).view(shape)
 
     @staticmethod
     def of(model: Any, bounds: tuple[float, float] = (0.0, 1.0)) -> Normalize:
@@ -119,8 +124,57 @@ class Normalize:
         return f"Normalize(mean={self.mean.tolist()}, std={self.std.tolist()})"
 
 
+@dataclass(frozen=True, kw_only=True)
+class TargetOptions:
+    """The options that `Target` and `BlackBox` share; the documentation of `Target` describes them."""
+
+    bounds: tuple[float, float] = (0.0, 1.0)
+    preprocess: Callable[[Tensor], Tensor] | None = None
+    layers: str | Sequence[str] = "auto"
+    neurons: Granularity = "element"
+    oracle: str | Oracle = "auto"
+    output: Output | Detections | None = field(default=None, repr=False)
+    label_order: Sequence[int] | None = field(default=None, repr=False)
+    channels: Channels = field(default="auto", repr=False)
+    perturbed: str | int | None = field(default=None, repr=False)
+    version: str = ""
+
+    def settle(self, output: Any, module: nn.Module | None = None) -> None:
+        """Check the options, and replace those that have several forms."""
+        settled = {
+            "bounds": check_bounds(self.bounds),
+            "output": choose_output(output),
+            "channels": choose_channels(self.channels, module),
+        }
+        if self.neurons not in get_args(Granularity):
+            raise UsageError(f"neurons must be 'element' or 'channel', got {self.neurons!r}")
+        choose_oracle(self.oracle)  # refuses an unknown name
+        if self.preprocess is not None and not callable(self.preprocess):
+            raise UsageError(
+                "preprocess must be a function of a batch of inputs, such as themis.Normalize(mean, std), got "
+                f"{self.preprocess!r}"
+            )
+        order = self.label_order
+        if order is not None and sorted(order) != list(range(len(order))):
+            raise UsageError(
+                f"label_order must hold each label from 0 on once, got {list(order)[:20]}: give the label of each "
+                "output"
+            )
+        for name, value in settled.items():
+            object.__setattr__(self, name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The options: what was computed from them, such as a tracer or a cache, belongs to this process."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @cached_property
+    def side_inputs(self) -> SideInputs:
+        """The other inputs of the examples, if the data has several inputs per example."""
+        return SideInputs()
+
+
 @dataclass(frozen=True)
-class Target:
+class Target(TargetOptions):
     """A model under test.
 
     Args:
@@ -150,18 +204,11 @@ class Target:
             considered safe. The model is then another one, whose answers and sensitivities differ slightly.
     """
 
+    has_gradient: ClassVar[bool] = True
+    """Modules can be differentiated, unless `is_differentiable` finds that this one cannot."""
+
     module: nn.Module
-    bounds: tuple[float, float] = (0.0, 1.0)
-    preprocess: Callable[[Tensor], Tensor] | None = None
-    layers: str | Sequence[str] = "auto"
-    neurons: Granularity = "element"
-    oracle: str | Oracle = "auto"
-    output: Output | Detections | None = field(default=None, repr=False)
-    label_order: Sequence[int] | None = field(default=None, repr=False)
-    channels: Channels = field(default="auto", repr=False)
-    perturbed: str | int | None = field(default=None, repr=False)
-    version: str = ""
-    autocast: str | None = None
+    autocast: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, nn.Module):
@@ -170,12 +217,7 @@ class Target:
             if is_estimator(self.module):
                 remedy = "pass it to themis.run as it is, or as themis.BlackBox(estimator, ...) with options"
             raise UsageError(f"Target needs an nn.Module, got {kind}: {remedy}")
-        object.__setattr__(self, "bounds", check_options(self.bounds, self.neurons, self.oracle))
-        check_preprocess(self.preprocess)
         object.__setattr__(self, "module", without_wrapper(self.module))
-        output = own_output(self.module) if self.output is None else self.output
-        object.__setattr__(self, "output", choose_output(output))
-        check_label_order(self.label_order)
         if self.autocast is not None and self.autocast not in AUTOCAST:
             raise UsageError(f"autocast must be {' or '.join(AUTOCAST)}, or None, got {self.autocast!r}")
         if any(map(_is_compiled, self.module.modules())):
@@ -184,11 +226,7 @@ class Target:
                 "compiled model cannot be observed; its outputs may differ in the last bits"
             )
         object.__setattr__(self, "module", getattr(self.module, "_orig_mod", self.module))  # torch.compile's wrapper
-        object.__setattr__(self, "channels", choose_channels(self.channels, self.module))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The fields: what was computed from them, such as the tracer, refers to the modules of this process."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        self.settle(own_output(self.module) if self.output is None else self.output, self.module)
 
     @property
     def device(self) -> torch.device:
@@ -203,11 +241,6 @@ class Target:
             return opened
         return next((tensor.dtype for tensor in _tensors(self.module) if tensor.is_floating_point()), torch.float32)
 
-    @property
-    def has_gradient(self) -> bool:
-        """True: modules can be differentiated, unless `is_differentiable` finds that this one cannot."""
-        return True
-
     @cached_property
     def tracer(self) -> Tracer:
         """The tracer that suits the module: eager, TorchScript or torch.export."""
@@ -217,6 +250,7 @@ class Target:
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of all parameters and buffers, and of `version`."""
+        _refuse_missing_weights(self.module)
         return hash_model(self.module, self.version + (f" autocast {self.autocast}" if self.autocast else ""))
 
     def find_layers(self, example: Tensor) -> tuple[Layer, ...]:
@@ -229,22 +263,23 @@ class Target:
 
         def output(result: Any) -> Tensor:
             nonlocal is_detector
-            is_detector = self._detections(result) is not None
+            is_detector = detections_in(result, self.output) is not None
             return self._scores(result, example[None], prepared)
 
-        layers = self.layers if isinstance(self.layers, str) else tuple(self.layers)
-        _refuse_meta_weights(self.module)
-        with self._explain_errors(example[None]), self._autocast():
-            found = find_layers(
-                self.tracer,
-                batch,
-                layers=layers,
-                neurons=self.neurons,
-                output=output,
-                has_channels_last=self.channels == "last",
-                is_detector=lambda: is_detector,
+        has_conv1d = any(
+            isinstance(module, nn.Conv1d) or getattr(module, "original_name", "") == "Conv1d"
+            for module in self.module.modules()
+        )
+        with explain_errors(example[None], self.bounds, self.module), self._autocast():
+            two, three = (trace_activations(self.tracer, batch(n), output) for n in (2, 3))
+            if is_detector:  # it may loop over the pictures of a batch: what it does not compute for all is no layer
+                common = {traced.name for traced in two} & {traced.name for traced in three}
+                two, three = ([traced for traced in each if traced.name in common] for each in (two, three))
+            is_last = self.channels == "last"
+            found = choose_layers(
+                two, three, self.layers, self.neurons, has_conv1d=has_conv1d, has_channels_last=is_last
             )
-            if not is_detector or layers != "auto":
+            if not is_detector or self.layers != "auto":
                 return found
             others = self.prepare(torch.stack([example, torch.full_like(example, float(example.mean()))]))
             return keep_fixed_layers(self.tracer, others, found)
@@ -253,7 +288,7 @@ class Target:
         self, inputs: Tensor, on_activation: OnActivation | None = None, layers: dict[str, Layer] | None = None
     ) -> Tensor:
         """Return the model's scores on raw `inputs`; `on_activation` gets the activation of each of `layers`."""
-        with self._explain_errors(inputs):
+        with explain_errors(inputs, self.bounds, self.module):
             prepared = self.prepare(inputs)
             with self._autocast():
                 if on_activation is None:
@@ -271,28 +306,28 @@ class Target:
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Put the model into evaluation mode; afterwards, restore its flags, parameters and buffers to the last bit."""
+        _refuse_missing_weights(self.module)
         modules = list(self.module.modules())
         modes = [(module, module.training) for module in modules if hasattr(module, "training")]
-        states = [(module, dict(module._parameters), dict(module._buffers)) for module in modules]
-        kept = [_Kept.of(tensor, name) for name, tensor in _named_tensors(self.module)]
-        try:
-            self.module.eval()
-        except NotImplementedError:  # a torch.export program keeps the mode it was exported in
+        saved = _save(self.module)
+        if is_exported(self.module):  # it keeps the mode it was exported in, and refuses eval()
             for module in modules:
                 module.training = False
+        else:
+            self.module.eval()
         try:
             object.__setattr__(self, "_opened_dtype", self.dtype)  # to look for it in every pass takes time
-            object.__setattr__(self, "_kept", kept)
-            with _uncompiled(modules):
+            object.__setattr__(self, "_saved", saved)
+            set_stance: Any = getattr(torch.compiler, "set_stance", None)  # torch 2.6
+            is_compiled = any(map(_is_compiled, modules))  # its parts run as they were, so that activations are seen
+            with set_stance("force_eager") if set_stance and is_compiled else nullcontext():
                 yield
         finally:
             self.__dict__.pop("_opened_dtype", None)
-            self.__dict__.pop("_kept", None)
+            self.__dict__.pop("_saved", None)
             for module, training in modes:
                 module.training = training
-            for module, parameters, buffers in states:
-                _put_back(module, parameters, buffers)
-            for tensor in kept:
+            for tensor in saved:
                 tensor.restore()
 
     def changed_tensors(self) -> list[str]:
@@ -300,8 +335,8 @@ class Target:
 
         Integers are left out: they count passes, and answers hardly depend on them.
         """
-        kept: list[_Kept] = self.__dict__.get("_kept", [])
-        return [each.name for each in kept if each.tensor.is_floating_point() and each.has_changed()]
+        saved: list[_Saved] = self.__dict__.get("_saved", [])
+        return [each.path for each in saved if each.has_changed() and each.copy.is_floating_point()]
 
     def prepare(self, inputs: Tensor) -> Any:
         """Return raw `inputs` preprocessed: a tensor, or a list with one per input.
@@ -317,24 +352,16 @@ class Target:
 
         if isinstance(prepared, list | tuple):
             return [cast(item) for item in prepared]
-        return self._with_others(as_expected(cast(prepared), self.channels))
-
-    def _with_others(self, prepared: Tensor) -> Any:
-        """The prepared inputs, with the other inputs of their examples, in the model's type, if there are any."""
+        expected = as_expected(cast(prepared), self.channels)
         if self.side_inputs.others is None:
-            return prepared
-        rows = self.side_inputs.rows(len(prepared))
+            return expected
+        rows = self.side_inputs.rows(len(expected))
         others = {key: row.to(self.dtype) if row.is_floating_point() else row for key, row in rows.items()}
-        return self.side_inputs.arguments(prepared, others, self.module)
-
-    @cached_property
-    def side_inputs(self) -> SideInputs:
-        """The other inputs of the examples, if the data has several inputs per example."""
-        return SideInputs()
+        return self.side_inputs.arguments(expected, others, self.module)
 
     def scores(self, result: Any) -> Tensor:
         """Return the scores in what the module returned."""
-        if isinstance(self.output, Detections) or self._detections(result) is not None:
+        if isinstance(self.output, Detections) or detections_in(result, self.output):
             raise UsageError(
                 "the answers of a detector are boxes, which have no scores by class: use another criterion"
             )
@@ -349,36 +376,17 @@ class Target:
 
     def _scores(self, result: Any, inputs: Tensor, prepared: Any) -> Tensor:
         """Return the scores in what the module returned for these inputs, or the detections of a detector."""
-        detections = self._detections(result)
+        detections = detections_in(result, self.output)
         if detections is None:
             return self.scores(result)
-        if inputs.ndim != 4:
-            raise DataError(not_pictures(inputs.shape[1:]))
         shape = prepared[0].shape
-        return detections.read(result, shape[:2] if self.channels == "last" else shape[-2:], inputs.shape[-2:])
-
-    def _detections(self, result: Any) -> Detections | None:
-        """Return what reads detections from a result; None if the model is not a detector."""
-        if isinstance(self.output, Detections):
-            return self.output
-        is_known = self.output is None and recognise(result) is not None
-        return Detections() if is_known else None
+        return detections.read(result, shape[:2] if self.channels == "last" else shape[-2:], inputs.shape)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.autocast is None:
             return nullcontext()
         # Copies of weights that outlive a pass would have no place in a captured graph.
         return torch.autocast(self.device.type, getattr(torch, self.autocast), cache_enabled=False)
-
-    def _explain_errors(self, inputs: Tensor) -> AbstractContextManager[None]:
-        return explain_errors(inputs, self.bounds, self.module)
-
-
-def _like(value: Tensor, inputs: Tensor) -> Tensor:
-    """A constant with the type and on the device of `inputs`; a copy to a GPU is made once, because it waits for it."""
-    if inputs.device.type == "cpu":
-        return value.to(inputs)
-    return _constant(tuple(value.tolist()), inputs.dtype, inputs.device)
 
 
 @cache
@@ -387,8 +395,8 @@ def _constant(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.devi
         return torch.tensor(numbers, dtype=torch.float32).to(device, dtype)
 
 
-def check_options(bounds: Any, neurons: str, oracle: str | Oracle) -> tuple[float, float]:
-    """Refuse options that no target can have, and return the bounds as two numbers."""
+def check_bounds(bounds: Any) -> tuple[float, float]:
+    """Refuse bounds that no target can have; otherwise return them as two numbers."""
     try:
         low, high = (float(bound) for bound in bounds)
     except (TypeError, ValueError):
@@ -396,19 +404,7 @@ def check_options(bounds: Any, neurons: str, oracle: str | Oracle) -> tuple[floa
     is_finite = math.isfinite(low) and math.isfinite(high)
     if not ((is_finite and low < high) or (low, high) == UNBOUNDED):
         raise UsageError(f"bounds must be finite and ascending, got {bounds}: write bounds=(0, 1)")
-    if neurons not in get_args(Granularity):
-        raise UsageError(f"neurons must be 'element' or 'channel', got {neurons!r}")
-    choose_oracle(oracle)  # refuses an unknown name
     return low, high
-
-
-def check_preprocess(preprocess: object) -> None:
-    """Refuse a preprocessing that is no function."""
-    if preprocess is not None and not callable(preprocess):
-        raise UsageError(
-            "preprocess must be a function of a batch of inputs, such as themis.Normalize(mean, std), got "
-            f"{preprocess!r}"
-        )
 
 
 def refuse_target_options(options: Iterable[str]) -> None:
@@ -493,78 +489,73 @@ def _remedy(module: nn.Module, shape: tuple[int, ...]) -> str | None:
     return None
 
 
-def _uncompiled(modules: Sequence[nn.Module]) -> AbstractContextManager[None]:
-    """A block in which compiled parts of a model run as they were before, so that their activations are seen."""
-    set_stance: Any = getattr(torch.compiler, "set_stance", None)  # torch 2.6
-    return set_stance("force_eager") if set_stance and any(map(_is_compiled, modules)) else nullcontext()
-
-
 def _is_compiled(module: nn.Module) -> bool:
     """Whether torch.compile wrapped a module, or `module.compile()` was called."""
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
-def _refuse_meta_weights(module: nn.Module) -> None:
+def _refuse_missing_weights(module: nn.Module) -> None:
+    for path, part in module.named_modules():
+        if any(is_lazy(parameter) for parameter in part.parameters(recurse=False)):
+            raise ModelError(
+                f"the model must have its weights, but its {type(part).__name__} {path!r} gets them from the first "
+                "batch: load them, or run it once on a batch of inputs"
+            )
     if any(tensor.is_meta for tensor in _tensors(module)):
         raise ModelError("the model must have its weights, but some are on device 'meta' and have no values: load them")
 
 
-def _put_back(module: nn.Module, parameters: dict[str, Any], buffers: dict[str, Any]) -> None:
-    """Restore the tensors of a module, since a forward pass may have replaced them."""
-    if not isinstance(module, torch.jit.ScriptModule):
-        module._parameters.update(parameters)
-        module._buffers.update(buffers)
-        return
-    for name, tensor in {**parameters, **buffers}.items():
-        if tensor is not None and getattr(module, name) is not tensor:
-            setattr(module, name, tensor)
-
-
 @dataclass(frozen=True)
-class _Kept:
-    """A parameter or buffer of an open target, with what it held before.
+class _Saved:
+    """A parameter or buffer of an open target, with what it held before: passes may write to it, or replace it."""
 
-    Not every write raises a tensor's version: batch normalisation updates its statistics without, and so does
-    everything that goes through `tensor.data`. Buffers, which are small, are therefore compared; parameters are not.
-    """
-
-    name: str
-    tensor: Tensor
+    path: str
+    owner: nn.Module
+    table: dict[str, Any]
+    """Where its owner, unless that is a program of TorchScript, has its parameters or buffers."""
+    tensor: Tensor | None
     data: Tensor
     """The memory that the tensor had."""
     copy: Tensor
-    version: int | None
-    """How often it was written to; None for inference tensors, which do not count writes."""
-
-    @staticmethod
-    def of(tensor: Tensor, name: str) -> _Kept:
-        version = None if tensor.is_inference() else tensor._version
-        return _Kept(name, tensor, tensor.detach(), tensor.detach().clone(), version)
 
     def has_changed(self) -> bool:
         tensor = self.tensor
-        if self.version is not None and tensor._version != self.version:
-            return True
-        if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout != torch.strided or tensor.is_meta:
+        is_plain = type(tensor) in (Tensor, nn.Parameter) and not self.copy.is_quantized
+        if tensor is None or not is_plain or tensor.layout != torch.strided or tensor.is_meta:
             return False
-        if tensor.data_ptr() != self.data.data_ptr():
+        if self._has_moved(tensor):
             return True
-        return not isinstance(tensor, nn.Parameter) and not torch.equal(tensor, self.copy)
+        if torch.equal(tensor, self.copy):  # many times as fast as `allclose`, which only values that are NaN need
+            return False
+        return not torch.allclose(tensor, self.copy, rtol=0, atol=0, equal_nan=True)
+
+    def _has_moved(self, tensor: Tensor) -> bool:
+        """Whether the tensor has other memory, or another part of it."""
+        here, before = ((each.data_ptr(), each.shape, each.stride()) for each in (tensor, self.data))
+        return here != before
 
     def restore(self) -> None:
-        if not self.has_changed():
-            return
-        with torch.inference_mode(self.tensor.is_inference()), torch.no_grad():
-            if self.tensor.data_ptr() != self.data.data_ptr():
-                self.tensor.data = self.data
-            self.tensor.copy_(self.copy)
+        name = self.path.rpartition(".")[2]
+        if not isinstance(self.owner, torch.jit.ScriptModule):
+            self.table[name] = self.tensor
+        elif self.tensor is not None and getattr(self.owner, name) is not self.tensor:
+            setattr(self.owner, name, self.tensor)
+        if self.tensor is not None and self.has_changed():
+            with torch.inference_mode(self.tensor.is_inference()), torch.no_grad():
+                if self._has_moved(self.tensor):
+                    self.tensor.data = self.data
+                self.tensor.copy_(self.copy)
 
 
-def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()
+def _save(module: nn.Module) -> list[_Saved]:
+    saved, nothing = [], torch.empty(0)
+    for path, owner in module.named_modules():
+        for table in (owner._parameters, owner._buffers):
+            for name, tensor in dict(table).items():
+                data = nothing if tensor is None else tensor.detach()
+                saved.append(_Saved(f"{path}.{name}".lstrip("."), owner, table, tensor, data, data.clone()))
+    return saved
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
+    return chain(module.parameters(), module.buffers())

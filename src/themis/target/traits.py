@@ -33,10 +33,6 @@ def own_statistics(model: Any, *, is_local: bool = False) -> Statistics | None:
     folder = getattr(getattr(model, "config", None), "_name_or_path", None)
     if not folder or type(model).__module__.partition(".")[0] != "transformers":
         return None
-    return _of_processor(folder, is_local=is_local)
-
-
-def _of_processor(folder: str, *, is_local: bool) -> Statistics | None:
     from transformers import AutoImageProcessor  # type: ignore[import-not-found, unused-ignore]
 
     try:

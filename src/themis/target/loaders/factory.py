@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from themis.errors import DataError, ModelError, UsageError, closest, first_line, nearest
-from themis.user_code import StandardLibraryError, describe_location, import_named
+from themis.data.maite import has_maite_metadata
+from themis.errors import DataError, MissingExtraError, ModelError, UsageError, closest, first_line
+from themis.user_code import WHERE, import_named
 
 MOST_SHOWN = 200
 """Characters of a name that a message repeats."""
@@ -45,6 +46,20 @@ def read_call(text: str, flag: str) -> Call:
         ) from None
 
 
+def import_package(name: str, install: str = "") -> Any:
+    """Return a module of a package that some models need; `install` is what to install, if not the package."""
+    package = name.partition(".")[0]
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingExtraError(f"this model needs {package}: pip install {install or package}") from error
+    except Exception as error:  # such as torchvision's operators that another torch does not have
+        raise MissingExtraError(
+            f"this model needs {package}, which cannot be imported ({type(error).__name__}: {first_line(error)}): "
+            "install a version of it that fits your PyTorch"
+        ) from error
+
+
 def _shortened(text: str) -> str:
     return repr(text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}...")
 
@@ -69,25 +84,12 @@ def call_factory(spec: str, flag: str, others: Iterable[str] = ()) -> Any:
     if not attribute:
         raise UsageError(f"--{flag} must be module:factory, got {shown}: write for instance {name or 'mine'}:make_net")
     failure = ModelError if flag == "model" else DataError
-    try:
-        factory = import_named(name, [attribute], f"--{flag} {shown}")
-    except StandardLibraryError:
-        raise
-    except ModuleNotFoundError as error:
-        meant = closest(name, others) if error.name == name else None
-        remedy = "modules are looked up in the environment and then in the working directory"
-        if meant is not None:
-            remedy = f"did you mean {meant}:{rest}?"
-        raise UsageError(f"--{flag} {shown}: {error}; {remedy}") from error
-    except AttributeError as error:
-        module = sys.modules.get(name)
-        known = [key for key in vars(module) if not key.startswith("_")] if module else []
-        raise UsageError(f"--{flag} {shown}: {error}: {nearest(attribute, known)}{describe_location(name)}") from error
-    except (Exception, SystemExit) as error:  # the user's module may raise anything when it is imported
-        raise failure(f"--{flag} {shown}: importing it raised {type(error).__name__}: {first_line(error)}") from error
+    meant = closest(name, others)
+    remedy = WHERE if meant is None else f"did you mean {meant}:{rest}?"
+    factory = import_named(name, [attribute], f"--{flag} {shown}", remedy, failure)
     import torch
 
-    if isinstance(factory, torch.nn.Module) or not callable(factory):
+    if isinstance(factory, torch.nn.Module) or has_maite_metadata(factory) or not callable(factory):
         if args or kwargs:
             raise UsageError(f"--{flag} {shown}: {attribute} is a {type(factory).__name__} and takes no arguments")
         return factory

@@ -7,8 +7,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from themis.errors import MissingExtraError, ModelError, UsageError
+from themis.errors import ModelError, UsageError
 from themis.target.blackbox import BlackBox
+from themis.target.compiled import numbered
+from themis.target.loaders.factory import import_package
 
 
 def black_box(cell: Any, **options: Any) -> BlackBox:
@@ -18,24 +20,17 @@ def black_box(cell: Any, **options: Any) -> BlackBox:
     Activations that are functions, such as `ops.relu`, are not cells and cannot be seen: if nothing else is, the cell
     is refused.
     """
-    try:
-        mindspore = importlib.import_module("mindspore")
-    except ImportError as error:
-        raise MissingExtraError("MindSpore models need mindspore: pip install mindspore") from error
+    mindspore = import_package("mindspore")
     if not isinstance(cell, mindspore.nn.Cell):
         raise UsageError(f"black_box needs a mindspore.nn.Cell, got {type(cell).__name__}: pass the model itself")
     activation_module = importlib.import_module("mindspore.nn.layer.activation").__name__
     cell.set_train(False)
 
     def predict(inputs: NDArray[Any]) -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
-        activations: dict[str, NDArray[Any]] = {}
+        seen: list[tuple[str, NDArray[Any]]] = []
 
         def hook(name: str) -> Any:
-            def keep(_cell: Any, _inputs: Any, output: Any) -> None:
-                calls = 1 + sum(key == name or key.startswith(f"{name}#") for key in activations)
-                activations[name if calls == 1 else f"{name}#{calls}"] = output.asnumpy()
-
-            return keep
+            return lambda _cell, _inputs, output: seen.append((name, output.asnumpy()))
 
         handles = [
             submodule.register_forward_hook(hook(name or "cell"))
@@ -47,11 +42,12 @@ def black_box(cell: Any, **options: Any) -> BlackBox:
         finally:
             for handle in handles:
                 handle.remove()
-        check_seen(len(activations), sum(1 for _ in cell.cells()))
+        check_seen(len(seen), sum(1 for _ in cell.cells()))
         scores = result[0] if isinstance(result, tuple | list) else result
         if not hasattr(scores, "asnumpy"):
             raise ModelError(f"the cell must return a tensor or a tuple of them, got {type(result).__name__}")
-        return scores.asnumpy(), activations
+        names = numbered([name for name, _ in seen])
+        return scores.asnumpy(), dict(zip(names, (activation for _, activation in seen), strict=True))
 
     predict.keeps_padding = True  # type: ignore[attr-defined]
     return BlackBox(predict, **options)

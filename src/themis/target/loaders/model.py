@@ -5,20 +5,23 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from themis.errors import DataError, MissingExtraError, ModelError, UsageError, first_line
+from themis.errors import DataError, ModelError, ThemisError, UsageError, first_line
 from themis.plugins import Extensible
 from themis.target.fingerprint import hash_file
-from themis.target.loaders.factory import Call, call_factory, read_call
+from themis.target.loaders.factory import call_factory, import_package, read_call
+from themis.target.loaders.onnx import OnnxModel
 from themis.target.loaders.script import load_script
 from themis.target.loaders.trust import Trust
-from themis.target.loaders.weights import LOAD_ERRORS, is_script, names_in_archive
+from themis.target.loaders.weights import is_script, names_in_archive
+from themis.target.maite import is_maite_model
 from themis.target.traits import Statistics, own_statistics
 from themis.user_code import make_importable
 
@@ -37,16 +40,20 @@ def load_model(spec: str, trust: Trust, *, has_weights: bool = False) -> LoadedM
     if kind in PACKAGES:
         if not name:
             raise UsageError(f"--model {spec!r} must name a model: write {kind}:NAME")
-        return PACKAGES[kind](name, trust, has_weights)
+        return _from_file(Path(name), load_keras, trust) if kind == "keras" else _from_package(kind, name, has_weights)
     if kind in LOADERS:
         return LoadedModel(LOADERS[kind](name))
     if not is_file(spec):
         _refuse_file(Path(spec))
         return LoadedModel(call_factory(spec, "model", PACKAGES))
     path = Path(spec)
+    return _from_file(path, FILE_LOADERS[path.suffix.lower()], trust)
+
+
+def _from_file(path: Path, load: Callable[[Path, Trust], Any], trust: Trust) -> LoadedModel:
     if not os.path.isfile(path):
         raise DataError(f"the model file must exist, but {path} does not: check the path")
-    model = FILES[path.suffix.lower()](path, trust)
+    model = load(path, trust)
     return LoadedModel(model, getattr(model, "version", None) or hash_file(path))
 
 
@@ -57,7 +64,7 @@ def collection() -> Any:
 
 def is_file(spec: str) -> bool:
     """Return whether `--model` names a file, judged by its suffix."""
-    return Path(spec).suffix.lower() in FILES
+    return Path(spec).suffix.lower() in FILE_LOADERS
 
 
 def _refuse_file(path: Path) -> None:
@@ -67,8 +74,8 @@ def _refuse_file(path: Path) -> None:
     if path.suffix in (".safetensors", ".ckpt"):
         raise _no_model(path, "weights, not the class of the model")
     raise UsageError(
-        f"--model must be module:factory or a file that ends in {', '.join(FILES)}, got {str(path)!r}: load it in a "
-        "function of your own, such as make_net in mymodels.py, and write mymodels:make_net"
+        f"--model must be module:factory or a file that ends in {', '.join(FILE_LOADERS)}, got {str(path)!r}: load it "
+        "in a function of your own, such as make_net in mymodels.py, and write mymodels:make_net"
     )
 
 
@@ -88,16 +95,10 @@ def load_torch_file(path: Path, trust: Trust) -> nn.Module:
     return _load_pickle(path, trust)
 
 
-def load_onnx(path: Path, trust: Trust) -> Any:
-    from themis.target.loaders.onnx import OnnxModel
-
-    return OnnxModel(path)
-
-
 def load_keras(path: Path, trust: Trust) -> nn.Module:
     """Load a Keras 3 model with the torch backend, which makes it an nn.Module."""
     os.environ.setdefault("KERAS_BACKEND", "torch")
-    keras = _import("keras", "keras")
+    keras = import_package("keras")
     if keras.backend.backend() != "torch":
         raise UsageError(
             f"Keras must run on torch, but its backend is {keras.backend.backend()}: set KERAS_BACKEND=torch"
@@ -121,11 +122,9 @@ def _load_exported(path: Path, trust: Trust) -> nn.Module:
     log = logging.getLogger("torch.export")
     was_disabled, log.disabled = log.disabled, True  # it would print a traceback above the error
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _running_its_code(path, "a torch.export program"):
             warnings.simplefilter("ignore")
             return torch.export.load(path).module()
-    except Exception as error:  # its code may raise anything
-        raise DataError(f"{path} must be a torch.export program that loads: {first_line(error)}") from error
     finally:
         log.disabled = was_disabled
 
@@ -134,70 +133,55 @@ def _load_pickle(path: Path, trust: Trust) -> nn.Module:
     if not trust.covers(path):
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
-        except LOAD_ERRORS as error:
+        except Exception as error:  # torch.load raises all kinds on a file that it cannot read
             raise DataError(
                 f"{path} must be a model that can be read without running code, but it is pickled, damaged, or "
                 f"something else: save it as TorchScript or ONNX, or pass --trust {path} if you know it"
             ) from error
         raise _no_model(path, "weights" if isinstance(content, dict) else type(content).__name__)
     make_importable()  # a pickle names the classes of its objects
-    try:
+    with _running_its_code(path, "a pickled model"):
         return _module(torch.load(path, map_location="cpu", weights_only=False), path)
-    except ModelError:
-        raise
-    except Exception as error:  # its code may raise anything
-        raise DataError(f"{path} must be a pickled model that loads: {first_line(error)}") from error
 
 
-def _torchvision(name: str, trust: Trust, has_weights: bool) -> LoadedModel:
-    call = read_call(name, "model")
-    models = _import("torchvision.models", "torchvision")
-    return _named(call, models.get_model, {"weights": None if has_weights else "DEFAULT"})
+def _maite(name: str) -> Any:
+    model = call_factory(name, "model")
+    if not is_maite_model(model):
+        raise UsageError(
+            f"--model maite:{name} must be a model of MAITE, but {type(model).__name__} has no metadata with an id: "
+            "add them, or leave out maite:"
+        )
+    return model
 
 
-def _timm(name: str, trust: Trust, has_weights: bool) -> LoadedModel:
-    call = read_call(name, "model")
-    return _configured(_named(call, _import("timm", "timm").create_model, {"pretrained": not has_weights}))
-
-
-def _hugging_face(name: str, trust: Trust, has_weights: bool) -> LoadedModel:
-    call = read_call(name, "model")
-    models = _import("transformers", "transformers")
-    models.utils.logging.disable_progress_bar()  # it would be printed beside the progress of the campaign
-    return _configured(_named(call, models.AutoModelForImageClassification.from_pretrained, {}))
-
-
-def _configured(loaded: LoadedModel) -> LoadedModel:
-    return loaded._replace(statistics=own_statistics(loaded.model))
-
-
-def _keras(name: str, trust: Trust, has_weights: bool) -> LoadedModel:
-    path = Path(name)
-    if not os.path.isfile(path):
-        raise DataError(f"the model file must exist, but {path} does not: check the path")
-    return LoadedModel(load_keras(path, trust), hash_file(path))
-
-
-def _named(call: Call, make: Callable[..., Any], defaults: dict[str, Any]) -> LoadedModel:
+@contextmanager
+def _running_its_code(path: Path, kind: str) -> Iterator[None]:
+    """Turn whatever the code in a trusted file raises into an error in one line."""
     try:
-        return LoadedModel(make(call.name, *call.args, **{**defaults, **call.kwargs}))
+        yield
+    except ThemisError:
+        raise
+    except Exception as error:
+        raise DataError(f"{path} must be {kind} that loads: {first_line(error)}") from error
+
+
+def _from_package(package: str, name: str, has_weights: bool) -> LoadedModel:
+    call = read_call(name, "model")
+    defaults: dict[str, Any] = {}
+    if package == "torchvision":
+        make = import_package("torchvision.models").get_model
+        defaults = {"weights": None if has_weights else "DEFAULT"}
+    elif package == "timm":
+        make, defaults = import_package("timm").create_model, {"pretrained": not has_weights}
+    else:
+        models = import_package("transformers")
+        models.utils.logging.disable_progress_bar()  # it would be printed beside the progress of the campaign
+        make = models.AutoModelForImageClassification.from_pretrained
+    try:
+        model = make(call.name, *call.args, **{**defaults, **call.kwargs})
     except Exception as error:  # an unknown name, no network, an incompatible version
         raise ModelError(f"--model: {call.name} raised {type(error).__name__}: {first_line(error)}") from error
-
-
-def _import(name: str, package: str) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise MissingExtraError(f"this model needs {package}: pip install {package}") from error
-    except Exception as error:  # such as torchvision's operators that another torch does not have
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        raise MissingExtraError(
-            f"this model needs {package}, which cannot be imported ({reason}): install a version of it that fits "
-            f"PyTorch {torch.__version__}"
-        ) from error
+    return LoadedModel(model, statistics=own_statistics(model))
 
 
 def _module(model: Any, path: Path) -> nn.Module:
@@ -206,19 +190,15 @@ def _module(model: Any, path: Path) -> nn.Module:
     return model
 
 
-FILES: dict[str, Callable[[Path, Trust], Any]] = {
+FILE_LOADERS: dict[str, Callable[[Path, Trust], Any]] = {
     ".pt": load_torch_file,
     ".pth": load_torch_file,
     ".ts": load_torch_file,
     ".pt2": load_torch_file,
-    ".onnx": load_onnx,
+    ".onnx": lambda path, _: OnnxModel(path),
     ".keras": load_keras,
 }
-LOADERS: Extensible[Callable[[str], Any]] = Extensible("themis.loaders", {})
-"""Functions that return a model, given the text after `NAME:`; packages add them."""
-PACKAGES: dict[str, Callable[[str, Trust, bool], LoadedModel]] = {
-    "torchvision": _torchvision,
-    "timm": _timm,
-    "hf": _hugging_face,
-    "keras": _keras,
-}
+LOADERS: Extensible[Callable[[str], Any]] = Extensible("themis.loaders", {"maite": _maite})
+"""Functions that return a model, given the text after `NAME:`; packages add others."""
+PACKAGES = ("torchvision", "timm", "hf", "keras")
+"""What may stand before the colon of a name, for models of a package; `keras:` is followed by the path of a file."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,21 +10,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from themis.errors import DataError, MissingExtraError, ModelError, first_line, warn
+from themis.errors import DataError, ModelError, first_line, warn
 from themis.target.compiled import numbered
 from themis.target.fingerprint import hash_file, hash_text
+from themis.target.loaders.factory import import_package
+from themis.target.output import SCORE_ENTRIES, describe_entry
 from themis.target.target import permutation_that_fits
 
-_NAMES = """
+_ACTIVATION_NODES = """
     Relu LeakyRelu PRelu ThresholdedRelu Elu Selu Celu Gelu Swish Mish Sigmoid Tanh HardSigmoid HardSwish Softplus
     Softsign Shrink Clip Erf
 """
-ACTIVATIONS = frozenset(_NAMES.split())
+ACTIVATION_NODES = frozenset(_ACTIVATION_NODES.split())
 """Operators whose results are neurons: Clip is ReLU6, and older exporters turn GELU into Erf."""
-GATES = ("Sigmoid", "HardSigmoid")
+GATE_NODES = ("Sigmoid", "HardSigmoid")
 """Operators that form one activation when multiplied by their own input: SiLU and Hardswish."""
 FLOATS = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
-SCORES = ("logits", "out")
 
 
 class OnnxModel:
@@ -39,7 +39,7 @@ class OnnxModel:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        onnx, self._runtime = _import("onnx"), _import("onnxruntime")
+        onnx, self._runtime = (import_package(name, '"themis-dl[onnx]"') for name in ("onnx", "onnxruntime"))
         try:
             model = onnx.load(self.path)
             self.version = _version(self.path, onnx)
@@ -47,7 +47,6 @@ class OnnxModel:
             raise DataError(f"{path} must be an ONNX model, but it cannot be read: {first_line(error)}") from error
         if not model.graph.node or not model.graph.output:
             raise DataError(f"{path} must be an ONNX model, but it has no graph: check the file")
-        _refuse_training_mode(onnx, model.graph)
         outputs = {output.name for output in model.graph.output}
         self.layers = {name: tensor for name, tensor in _find_layers(model.graph) if tensor not in outputs}
         model.graph.output.extend(onnx.ValueInfoProto(name=tensor) for tensor in self.layers.values())
@@ -58,7 +57,7 @@ class OnnxModel:
             for output in self._session.get_outputs()
             if output.name in outputs and (output.type in FLOATS or len(outputs) == 1)
         ]
-        known = [name for name in SCORES if name in outputs]
+        known = [name for name in SCORE_ENTRIES if name in outputs]
         self.output: str | None = next(iter(known or self.outputs)) if known or len(self.outputs) == 1 else None
 
     def choose(self, output: str | None) -> OnnxModel:
@@ -77,10 +76,8 @@ class OnnxModel:
     @property
     def entry(self) -> str | None:
         """The output that holds the scores, in words; None if there is only one."""
-        others = [repr(name) for name in self.outputs if name != self.output]
-        if not others:
-            return None
-        return f"entry {self.output!r} of what the model returns, beside {', '.join(others)}"
+        is_chosen = self.output is not None and len(self.outputs) > 1
+        return describe_entry(self.output, self.outputs) if is_chosen else None
 
     def __call__(self, inputs: NDArray[Any]) -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
         if self.output is None:
@@ -141,10 +138,11 @@ def _find_layers(graph: Any) -> Iterator[tuple[str, str]]:
     """Return the name and the tensor of each activation, in the order of the graph."""
     nodes, n_hidden = [], 0
     for node in graph.node:
-        n_hidden += sum(inner.op_type in ACTIVATIONS for inner in _inner_nodes(node))
-        if node.op_type in ACTIVATIONS:
-            gated = [other for other in graph.node if node.op_type in GATES and _is_gated(other, node)]
-            nodes.append(gated[0] if gated else node)
+        n_hidden += sum(inner.op_type in ACTIVATION_NODES for inner in _inner_nodes(node))
+        if node.op_type in ACTIVATION_NODES:
+            products = [other for other in graph.node if other.op_type == "Mul"] if node.op_type in GATE_NODES else []
+            gated = (other for other in products if set(other.input) == {node.input[0], node.output[0]})
+            nodes.append(next(gated, node))
     if n_hidden:
         warn(
             f"the ONNX model hides layers: {n_hidden} of its activations are computed inside a branch or a loop; those "
@@ -154,32 +152,12 @@ def _find_layers(graph: Any) -> Iterator[tuple[str, str]]:
     return zip(names, [node.output[0] for node in nodes], strict=True)
 
 
-def _is_gated(node: Any, gate: Any) -> bool:
-    return node.op_type == "Mul" and set(node.input) == {gate.input[0], gate.output[0]}
-
-
 def _inner_nodes(node: Any) -> Iterator[Any]:
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):
             for inner in graph.node:
                 yield inner
                 yield from _inner_nodes(inner)
-
-
-def _refuse_training_mode(onnx: Any, graph: Any) -> None:
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        for attribute in node.attribute if node.op_type == "Constant" else ():
-            constants[node.output[0]] = attribute.t
-    for node in graph.node:
-        is_training = any(attribute.name == "training_mode" and attribute.i for attribute in node.attribute)
-        if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2] in constants:
-            is_training |= bool(onnx.numpy_helper.to_array(constants[node.input[2]]).any())
-        if is_training:
-            raise ModelError(
-                f"the program must be deterministic, but its {node.op_type} is in training mode: call model.eval() "
-                "before exporting it"
-            )
 
 
 def _version(path: Path, onnx: Any) -> str:
@@ -191,10 +169,3 @@ def _version(path: Path, onnx: Any) -> str:
     if not external:
         return of_file
     return hash_text(of_file + "".join(hash_file(path.parent / name) for name in sorted(external)))
-
-
-def _import(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise MissingExtraError('ONNX models need onnx and onnxruntime: pip install "themis-dl[onnx]"') from error

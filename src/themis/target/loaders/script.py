@@ -28,7 +28,7 @@ def _names(text: str) -> frozenset[str]:
 
 RUNS_ON_LOADING = re.compile(rb"__setstate__|torch[\s.]+classes")
 """Marks a program that runs while it is loaded: by a method of its own, or by an object of a C++ class."""
-TENSORS = re.compile(r"(data|constants)/\d+|\.data/.*|version|byteorder")
+TENSOR_RECORDS = re.compile(r"(data|constants)/\d+|\.data/.*|version|byteorder")
 """Records that are not parsed."""
 PRIM_OPERATORS = _names(
     "Constant ConstantChunk CreateObject DictConstruct EnumName EnumValue GetAttr If IfThenElse ListConstruct "
@@ -92,7 +92,7 @@ def _runs_on_loading(path: Path) -> str:
     if "model.json" in names:
         return "a format of PyTorch before 1.3"
     for name in names:
-        if not TENSORS.fullmatch(name) and (found := RUNS_ON_LOADING.search(archive.get_record(name))):
+        if not TENSOR_RECORDS.fullmatch(name) and (found := RUNS_ON_LOADING.search(archive.get_record(name))):
             return "a C++ class" if b"classes" in found[0] else "__setstate__"
     return ""
 

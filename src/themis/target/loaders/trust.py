@@ -50,9 +50,5 @@ class Trust:
 
     def as_list(self, folder: Path) -> list[str]:
         """Return each file with its hash, for a run to record."""
-        return [_with_hash(file, folder) for file in self.files]
-
-
-def _with_hash(name: str, folder: Path) -> str:
-    path = folder / name
-    return name if HASH_MARK in name or not os.path.isfile(path) else f"{name}{HASH_MARK}{hash_file(path)}"
+        plain = {file for file in self.files if HASH_MARK not in file and os.path.isfile(folder / file)}
+        return [f"{file}{HASH_MARK}{hash_file(folder / file)}" if file in plain else file for file in self.files]

@@ -20,23 +20,8 @@ from themis.user_code import make_importable
 
 CHECKPOINT_KEYS = ("state_dict", "model_state_dict", "model", "net")
 """Keys under which training scripts store the state dict in a checkpoint."""
-PREFIXES = ("module.", "_orig_mod.")
-"""Prefixes that DataParallel and torch.compile add to every name."""
 USUAL_ATTRIBUTES = ("model.", "net.", "backbone.", "network.")
 """Prefixes under which a training module, such as one of Lightning, usually holds the model itself."""
-LOAD_ERRORS = (
-    pickle.UnpicklingError,
-    RuntimeError,
-    EOFError,
-    OSError,
-    ValueError,
-    KeyError,
-    IndexError,
-    TypeError,
-    AttributeError,
-    ImportError,
-)
-"""Errors of `torch.load` on a file that it cannot read."""
 
 
 def load_weights(module: nn.Module, path: Path, trust: Trust | None = None) -> None:
@@ -63,7 +48,8 @@ def _other_shapes(own: dict[str, Any], state: dict[str, Any]) -> str:
     shapes = {
         name: (list(value.shape), list(own[name].shape))
         for name, value in state.items()
-        if isinstance(value, Tensor) and _has_shape(own.get(name)) and value.shape != own[name].shape
+        if isinstance(value, Tensor)
+        if isinstance(own.get(name), Tensor) and not is_lazy(own[name]) and value.shape != own[name].shape
     }
     if not shapes:
         return ""
@@ -74,12 +60,11 @@ def _other_shapes(own: dict[str, Any], state: dict[str, Any]) -> str:
     )
 
 
-def _has_shape(weight: Any) -> bool:
-    return isinstance(weight, Tensor) and not is_lazy(weight)
-
-
 def _take_part(state: dict[str, Any], module: nn.Module, path: Path) -> dict[str, Any]:
-    """Return the weights of the model if they are part of those of a larger module, as in a checkpoint of Lightning."""
+    """Return the weights of the model if their names have a prefix.
+
+    DataParallel and torch.compile add one, and a larger module, such as one of Lightning, may have further weights.
+    """
     names = [name for name in module.state_dict() if not name.endswith("num_batches_tracked")]
     if not names or all(name in state for name in names):
         return state
@@ -100,8 +85,8 @@ def _take_part(state: dict[str, Any], module: nn.Module, path: Path) -> dict[str
 
 
 def _read(path: Path, trust: Trust) -> Any:
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise DataError(f"the weights must be a file, but {path} is not one: check the path")
+    if not os.path.isfile(path):
+        raise DataError(f"the weights file must exist, but {path} is not a file: check the path")
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     if is_script(path):
@@ -111,9 +96,7 @@ def _read(path: Path, trust: Trust) -> Any:
         make_importable()  # a pickle names the classes of its objects
     try:
         return torch.load(path, map_location="cpu", weights_only=not is_trusted)
-    except FileNotFoundError:
-        raise DataError(f"the weights file must exist, but {path} does not: check the path") from None
-    except LOAD_ERRORS as error:
+    except Exception as error:  # torch.load raises all kinds on a file that it cannot read
         is_pickle = isinstance(error, pickle.UnpicklingError)  # torch's own message advises loading it unsafely
         reason = "it is damaged, or holds more than tensors" if is_pickle else first_line(error)
         or_trust = "" if is_trusted or not is_pickle else f", or pass --trust {path} to run the code in it"
@@ -151,8 +134,6 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
 
     try:
         return load_file(path)
-    except FileNotFoundError:
-        raise DataError(f"the weights file must exist, but {path} does not: check the path") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise DataError(f"{path} must be a safetensors file of tensors: {first_line(error)}") from error
 
@@ -163,19 +144,11 @@ def _unwrap(state: Any, path: Path) -> dict[str, Any]:
         state = state.state_dict()
     if not isinstance(state, dict):
         raise DataError(f"{path} must hold a state dict, got {type(state).__name__}: save model.state_dict()")
-    notes = []
     for key in CHECKPOINT_KEYS:
         inner = state.get(key)
         if isinstance(inner, nn.Module):
             inner = inner.state_dict()
         if isinstance(inner, dict):
-            notes.append(f"loaded the weights under {key!r} of a checkpoint")
-            state = inner
-            break
-    for prefix in PREFIXES:
-        if state and all(str(key).startswith(prefix) for key in state):
-            notes.append(f"removed {prefix!r} from the names")
-            state = {str(key).removeprefix(prefix): value for key, value in state.items()}
-    if notes:
-        warn(f"{path}: {', and '.join(notes)}")
+            warn(f"{path}: loaded the weights under {key!r} of a checkpoint")
+            return dict(inner)
     return dict(state)
