@@ -12,14 +12,16 @@ from themis.compute.rng import mix, uniform
 from themis.data import read_seeds
 from themis.measure.calculator import Calculator, Limits
 from themis.measure.chunk import chunk_size, pass_size
+from themis.measure.clean import CleanActivations
 from themis.measure.fold import Objective
 from themis.measure.moments import Moments
+from themis.measure.repeats import check_repeats
 from themis.measure.runner import TestRunner
 from themis.measure.sweep import sweep
 from themis.measure.tests import FaultDetails, Results, Tests
 from themis.oracle import NOT_FINITE, Changed
 from themis.perturb import choose_perturbation
-from themis.target.repeats import check_repeats
+from themis.target.activations import Layer
 from themis_lab.zoo import lenet5
 
 pytestmark = pytest.mark.quick
@@ -109,21 +111,43 @@ def test_clean_moments_equal_those_of_the_activations():
     torch.testing.assert_close(moments.m2, expected.m2, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5])
-def test_results_do_not_depend_on_how_many_clean_activations_fit(share):
-    kept, fresh = make(), make(clean_bytes=int(share * 40 * 8054 * 4))
+@pytest.mark.parametrize("n_kept", [0, 400])
+def test_results_do_not_depend_on_how_many_clean_activations_fit(n_kept):
+    everything, some = make(n_seeds=500), make(n_seeds=500, clean_bytes=n_kept * 8054 * 4)
     outcomes = []
-    for calculator in (kept, fresh):
+    for calculator in (everything, some):
         sweep(calculator)
         into = calculator.accumulator()
-        outcomes.append((measure_all(calculator, make_tests(150, 40), into)[0], into.moments()))
-    assert kept.clean.kept.n_kept == 40
-    assert fresh.clean.kept.n_kept == 40 * share
-    assert fresh.passes > kept.passes  # recomputation is counted
+        outcomes.append((measure_all(calculator, make_tests(900, 500), into)[0], into.moments()))
+    assert everything.clean.kept.n_kept == 500
+    assert everything.n_recomputed == 0
+    assert some.clean.kept.n_kept == max(n_kept, some.chunk)
+    assert 50 < some.n_recomputed < 600
+    assert some.passes == everything.passes  # so that budgets mean the same, whatever the memory
     (a, first), (b, second) = outcomes
-    assert torch.equal(first.mean, second.mean)
-    assert torch.equal(first.m2, second.m2)
+    torch.testing.assert_close(first.mean, second.mean, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(first.m2, second.m2, rtol=1e-5, atol=1e-9)
     assert a.margin.tolist() == b.margin.tolist()
+
+
+def test_the_seeds_that_are_used_most_keep_their_clean_activations():
+    kept = CleanActivations((Layer("a", (1,), 0, 1, None),), 6, 3 * 4, torch.float32, torch.device("cpu"))
+
+    def use(*seeds):
+        missing, rows = kept.make_room(np.array(seeds))
+        kept.by_layer["a"][kept.index(rows)] = torch.tensor(missing).float()[:, None]
+        kept.filled(missing, rows)
+        assert kept.by_layer["a"][kept.rows(np.array(seeds))][:, 0].tolist() == list(seeds)
+        return missing.tolist()
+
+    assert use(0, 1, 2) == [0, 1, 2]
+    assert use(0, 0, 2) == []
+    assert use(5) == [5]  # in place of 1
+    assert use(0, 2) == []
+    assert use(1, 5) == [1]  # in place of 2, which was used less than 0
+    assert kept.n_fitting(np.array([3, 3, 4, 3, 5, 4, 1, 2])) == 6
+    kept.make_room(np.array([3]))  # and then the model fails
+    assert use(3) == [3]
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 64, 1000])
@@ -289,11 +313,6 @@ class Tight(nn.Module):
         return scores + self.change(scores)
 
 
-def check_answers(calculator):
-    clean = calculator.clean
-    check_repeats(calculator.target, calculator.read, clean.outputs, clean.usable[:2], calculator.memory)
-
-
 def halved(most_in_sweep, most_in_check, change=torch.zeros_like):
     """A calculator that has checked whether answers repeat, while memory ran out."""
     calculator = make(Tight(most_in_sweep, change), n_seeds=300)
@@ -301,7 +320,7 @@ def halved(most_in_sweep, most_in_check, change=torch.zeros_like):
     def check():
         sweep(calculator)
         calculator.target.module.most = most_in_check
-        check_answers(calculator)
+        check_repeats(calculator)
 
     with pytest.warns(RuntimeWarning, match="out of memory"):
         check()
@@ -347,7 +366,7 @@ def sizes_of_check(change, n_seeds=300):
     calculator = make(Recording(change), n_seeds=n_seeds)
     sweep(calculator)
     calculator.target.module.sizes.clear()
-    check_answers(calculator)
+    check_repeats(calculator)
     return calculator.target.module.sizes
 
 

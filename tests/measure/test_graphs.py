@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from themis.measure.graphs import FEW_ASCENTS, FEW_ROWS, FEW_TESTS, OCCUPYING, Graphs, rows_of_pass
+from themis.measure.captured import FEW_ASCENTS, FEW_ROWS, FEW_TESTS, OCCUPYING, Graphs, rows_of_pass
 from themis.measure.tests import Tests
 
 

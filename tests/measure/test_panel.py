@@ -5,8 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from themis.measure.moments import Moments
-from themis.measure.panel import N_BLOCKS, Panel, Shape, block_table, choose_panel
+from themis.measure.moments import N_BLOCKS, Moments, Panel, Shape, block_table, choose_panel
 
 pytestmark = pytest.mark.quick
 
@@ -53,15 +52,6 @@ def test_asking_for_blocks_between_chunks_changes_nothing():
     panel.blocks()
     panel.add(values[300:].clone(), seed[300:])
     assert_same(panel.blocks(), filled(values, seed).blocks())
-
-
-def test_merging_equals_adding_all_tests_to_one_panel():
-    values, seed = some_tests()
-    left, right = filled(values[:300], seed[:300]), filled(values[300:], seed[300:])
-    assert_same(left.merge(right).blocks(), filled(values, seed).blocks())
-    empty = Panel.empty(torch.arange(5))
-    assert_same(empty.merge(left).blocks(), left.blocks())
-    assert_same(left.merge(empty).blocks(), left.blocks())
 
 
 def test_accelerators_compute_the_same_sums():

@@ -12,10 +12,9 @@ from torch import nn
 
 import themis
 from themis import Target, UsageError
-from themis.measure.distance import ssim
-from themis.measure.similarity import change_of_contrast
+from themis.measure.distance import change_of_contrast, ssim
 from themis.perturb import PERTURBATIONS
-from themis.report.view import read_view
+from themis.report.page import read_view
 from themis.runs.display.text import opening
 from themis.runs.replay import Replayer
 from themis.runs.store.reader import Reader

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from themis.measure.tally import Tally
-from themis.measure.tests import Results, Tests
+from themis.measure.tests import Results, Tally, Tests
 
 pytestmark = pytest.mark.quick
 
@@ -36,10 +35,11 @@ def test_each_distinct_fault_has_the_test_that_found_it():
 def test_the_faults_of_the_uniform_stream_are_placed_among_its_tests_that_were_run():
     tally = filled()
     assert list(tally.uniform_times_seen) == [(1, 7), (3, 7), (5, 7)]
-    assert tally.times_seen().tolist() == [2, 1, 2]
-    assert tally.first_seen().tolist() == [0, 2, 3]  # the dropped test has no place
-    assert tally.is_among(tally.searched).tolist() == [True, True, False]
-    assert tally.is_among(tally.uniform_new).tolist() == [True, False, True]  # the search found seed 3's fault first
+    times_seen, first_seen, is_new, is_searched = tally.uniform_columns()
+    assert times_seen.tolist() == [2, 1, 2]
+    assert first_seen.tolist() == [0, 2, 3]  # the dropped test has no place
+    assert is_searched.tolist() == [True, True, False]
+    assert is_new.tolist() == [True, False, True]  # the search found seed 3's fault first
 
 
 def test_a_restored_tally_continues_as_the_original():
@@ -50,16 +50,3 @@ def test_a_restored_tally_continues_as_the_original():
     assert vars(restored).keys() == vars(original).keys()
     for name, value in vars(original).items():
         assert np.array_equal(getattr(restored, name), value), name
-
-
-def test_a_state_without_the_order_of_the_faults_is_restored():
-    state = filled().state()
-    new = ("distinct_found_at", "distinct_searched", "uniform_first_seen", "uniform_new")
-    earlier = {name: value for name, value in state.items() if name not in new}
-    earlier["counts"] = {name: n for name, n in state["counts"].items() if name != "uniform_unplaced"}
-    tally = Tally(6)
-    tally.restore(earlier, found_by=[(3, 1), (7, 2), (11, 3)])
-    assert sorted(tally.distinct.values()) == [1, 5, 9]
-    assert tally.uniform_unplaced == 6
-    add(tally, [4], [True], is_uniform=True)
-    assert tally.first_seen().tolist() == [0, 0, 0, 6]

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import torch
@@ -15,12 +14,11 @@ from torch import Tensor
 from themis.data.rows import Rows
 from themis.data.seeds import Seeds
 from themis.errors import ModelError
-from themis.measure.chunk import ChunkBuffers, attack_size, chunk_size, columns_of, padded
-from themis.measure.clean import Activations, Clean, CleanActivations, Located
-from themis.measure.graphs import Graphs
-from themis.measure.inputs import place, place_others, within_bounds
+from themis.measure.captured import Graphs
+from themis.measure.chunk import ChunkBuffers, attack_size, chunk_size, columns_of, padded, pass_size
+from themis.measure.clean import Clean, CleanActivations, place, place_others, spare_bytes, within_bounds
 from themis.measure.moments import Accumulator
-from themis.measure.tests import Bools, Tests
+from themis.measure.tests import Bools, Ints, Tests
 from themis.oracle import Motion, Oracle
 from themis.perturb import Context, Perturbation, perturb
 from themis.progress import step
@@ -88,9 +86,13 @@ class Limits:
     min_ssim: float | None = None
 
     @staticmethod
-    def of(settings: Settings, chunk: int | None = None) -> Limits:
-        """Those of a campaign."""
-        return Limits(int(settings.clean_memory_gib * 2**30), chunk, settings.batch_size, settings.min_ssim)
+    def of(settings: Settings, device: torch.device, chunk: int | None = None, n_sharing: int = 1) -> Limits:
+        """Those of a campaign. `n_sharing` processes share the memory."""
+        if settings.clean_memory_gib is None:
+            clean_bytes = spare_bytes(device) // n_sharing
+        else:
+            clean_bytes = int(settings.clean_memory_gib * 2**30)
+        return Limits(clean_bytes, chunk, settings.batch_size, settings.min_ssim)
 
 
 class Calculator:
@@ -109,6 +111,8 @@ class Calculator:
         limits: Limits,
     ) -> None:
         self.target, self.seeds, self.layers, self.limits = target, seeds, layers, limits
+        self.by_name = {layer.name: layer for layer in layers}
+        self.device, self.n_neurons = target.device, layers[-1].stop
         self.perturbation = perturbation.fitted(tuple(seeds.shape[1:]))
         inputs = seeds.inputs
         if isinstance(inputs, Tensor):
@@ -127,7 +131,8 @@ class Calculator:
         self.observer: Observer | None = None
         self.own_passes = perturbation.passes
         """Passes that the perturbation of a test takes, as far as tests have shown; some tasks take more."""
-        self.passes = 0
+        self.passes = self.n_recomputed = 0
+        """Passes that were counted, and clean inputs that were run again, which are not."""
         is_undecided = target.device.type == "cuda" and limits.batch_size is None
         self.graphs = self._no_graphs(None if is_undecided else 0)
 
@@ -154,7 +159,7 @@ class Calculator:
         """
         other = copy(self)
         other.perturbation = perturbation.fitted(tuple(self.seeds.shape[1:]))
-        other.own_passes, other.passes, other.observer = perturbation.passes, 0, None
+        other.own_passes, other.passes, other.n_recomputed, other.observer = perturbation.passes, 0, 0, None
         other.memory = ChunkBuffers(self.layers, self.chunk, self.dtype, self.device)
         other.has_gradient = self.target.has_gradient
         if isinstance(self.target, BlackBox):
@@ -165,21 +170,6 @@ class Calculator:
     def _no_graphs(self, wide_chunk: int | None) -> Graphs:
         n_activations = sum(math.prod(layer.shape) for layer in self.layers)
         return Graphs(self.chunk, n_activations, wide_chunk)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model runs."""
-        return self.target.device
-
-    @property
-    def n_neurons(self) -> int:
-        """The number of neurons of all layers."""
-        return self.layers[-1].stop
-
-    @cached_property
-    def by_name(self) -> dict[str, Layer]:
-        """The layers by name."""
-        return {layer.name: layer for layer in self.layers}
 
     @property
     def chunk(self) -> int:
@@ -199,7 +189,7 @@ class Calculator:
 
     def cost(self, needs_gradient: bool, n_rivals: int = 0) -> int:
         """Passes per test; with its gradient in theta if it needs one, and those of rival models beside the target."""
-        own = self.own_passes + self.clean.kept.is_short
+        own = self.own_passes
         if not needs_gradient:
             return 1 + own
         gradient = 3 + own if self.has_gradient else (1 + own) * (1 + 2 * len(self.perturbation.theta))
@@ -207,14 +197,31 @@ class Calculator:
 
     # What is known of the clean inputs
 
-    def allot_clean(self, device: torch.device, shared: str | None = None) -> None:
-        """Make room for clean activations on a device; on `meta`, only how many fit is known.
-
-        shared: the name under which calculators of the same campaign, in several processes of a machine, share them.
-        """
+    def allot_clean(self, device: torch.device) -> None:
+        """Make room for clean activations on a device; on `meta`, only how many fit is known."""
         n_seeds, max_bytes = len(self.inputs), self.limits.clean_bytes
-        kept = CleanActivations(self.layers, n_seeds, max_bytes, self.dtype, device, shared)
+        kept = CleanActivations(self.layers, n_seeds, max_bytes, self.dtype, device, least=self.chunk)
         self.clean = replace(self.clean, kept=kept)
+
+    def keep_clean(self, seeds: Ints) -> None:
+        """Run those of the clean inputs `seeds` whose activations are not kept, in place of those used least.
+
+        A campaign counts their passes once, in its sweep: results do not depend on the memory.
+        """
+        kept = self.clean.kept
+        if kept.is_complete:
+            return
+        missing, rows = kept.make_room(seeds)
+        self.n_recomputed += len(missing)
+        for first in range(0, len(missing), self.chunk):
+            part = torch.from_numpy(missing[first : first + self.chunk]).to(self.device)
+            n, at = len(part), kept.index(rows[first : first + self.chunk])
+
+            def keep(layer: Layer, activations: Tensor, n: int = n, at: slice | Tensor = at) -> None:
+                kept.by_layer[layer.name][at] = activations[:n]
+
+            self.clean_pass(padded(part, pass_size(n, self.chunk, self.device)), keep)
+        kept.filled(missing, rows)
 
     def take_clean(self, outputs: Tensor, oracle: Oracle | None = None, *, settles: bool = False) -> None:
         """Take the clean outputs, and with them the answers that tests are compared with.
@@ -227,20 +234,6 @@ class Calculator:
             oracle = oracle.settle(outputs, labels)
             oracle.check(outputs, labels)  # refuses outputs and labels that it cannot compare
         self.clean = Clean(oracle, outputs, oracle.reference(outputs, labels), labels, self.clean.kept)
-
-    def locate_clean(self, rows: Tensor, n_tests: int) -> Callable[[Layer], Located]:
-        """A function that locates each layer's clean activations of the seeds `rows`; runs those that were not kept."""
-        kept = self.clean.kept
-        if kept.n_kept == len(self.inputs) or not len(missing := kept.missing(rows[:n_tests])):
-            return lambda layer: (kept.all(layer.name), rows)
-        recomputed: Activations = {}
-
-        def keep(layer: Layer, activations: Tensor) -> None:
-            recomputed[layer.name] = activations[: len(missing)].clone()
-
-        self.clean_pass(rows[missing], keep)
-        buffers, n = self.memory.buffers, len(rows)
-        return lambda layer: kept.gather(layer.name, rows, missing, recomputed, buffers[layer.name][0][:n])
 
     def release(self) -> None:
         """Free what only a running campaign needs; single tests can still be run."""
@@ -293,9 +286,10 @@ class Calculator:
         context = Context.of_task(
             self.target, clean.oracle, clean.outputs, clean.labels, features, reference=clean.reference, rows=rows
         )
+        context.n_tests = n_tests
         disturbed = perturb(self.perturbation, inputs, theta, noise_seed, context)
-        self.passes += context.passes * n_tests // len(rows)
-        self.own_passes = max(self.own_passes, -(-context.passes // len(rows)))
+        self.passes += context.passes
+        self.own_passes = max(self.own_passes, -(-context.passes // max(n_tests, 1)))
         return disturbed, context.motion
 
     # Forward passes
@@ -312,11 +306,9 @@ class Calculator:
         return inputs
 
     def clean_pass(self, rows: Tensor, on_activation: OnActivation, observer: Observer | None = None) -> Tensor:
-        """One pass of the clean inputs of the seeds `rows`, at the shape of a chunk."""
-        self.passes += len(rows)
-        inputs = self.read(padded(rows, self.chunk))
+        """One pass of the clean inputs of the seeds `rows`, which is not counted."""
         with torch.no_grad():
-            return self.forward(inputs, on_activation, observer)
+            return self.forward(self.read(rows), on_activation, observer)
 
     def forward(self, inputs: Tensor, on_activation: OnActivation, observer: Observer | None = None) -> Tensor:
         """One forward pass; `on_activation` gets activations `[inputs, neurons]`, the observer as they are."""
@@ -339,7 +331,7 @@ class Calculator:
             n_layers += 1
 
         outputs = self.target.forward(inputs, show, self.by_name)
-        if OUTPUT in self.by_name:
+        if OUTPUT in self.by_name and n_layers < len(self.layers):
             show(OUTPUT, outputs)
         if n_layers != len(self.layers):
             raise ModelError(

@@ -72,11 +72,6 @@ def padded(rows: Tensor, size: int) -> Tensor:
     return torch.cat([rows, rows[-1:].expand(size - len(rows), *rows.shape[1:])])
 
 
-def unpadded(rows: Tensor, n: int) -> Tensor:
-    """The first `n` rows, without an operation of torch if there are no others."""
-    return rows if rows.shape[0] == n else rows[:n]
-
-
 def columns_of(tests: Tests, size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Seeds, theta and noise seeds, padded to the shape of a pass by repeating the last test."""
     rows, theta, noise_seed = (
@@ -130,10 +125,6 @@ class ChunkBuffers:
         if chunk < self.chunk:
             self.release()
             self.chunk, self.is_short = chunk, True
-
-    def pass_size(self, n_tests: int, block: int = 1) -> int:
-        """Rows of a forward pass of `n_tests` tests, see `pass_size`."""
-        return pass_size(n_tests, self.chunk, self.device, block)
 
     def release(self) -> None:
         """Free the buffers."""

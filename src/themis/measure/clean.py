@@ -1,4 +1,4 @@
-"""What a sweep of the clean inputs leaves: their outputs, and as many of their activations as fit into memory."""
+"""The clean inputs, their outputs, and as many of their activations as fit into memory."""
 
 from __future__ import annotations
 
@@ -9,19 +9,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from themis.compute.shared_memory import SharedMemory
+from themis.data.files import available_bytes
+from themis.data.rows import Rows
+from themis.data.seeds import Seeds
+from themis.errors import DataError
+from themis.measure.tests import Ints
 from themis.oracle import Motion, Oracle
 from themis.oracle.oracle import Verdict
 from themis.target.activations import Layer
+from themis.target.blackbox import BlackBox
+from themis.target.target import AnyTarget, Target
 
+SPARE_SHARE, SPARE_SHARE_OF_GPU = 0.25, 0.5
+"""Shares of the free memory that clean activations may take by default: the rest is for other processes, which do the
+same, and for chunks."""
 Activations = dict[str, Tensor]
 """Activations `[inputs, neurons]` by layer."""
-Located = tuple[Tensor, Tensor]
-"""A matrix `[any, neurons]`, and the row of it for each seed."""
 
 
 class CleanActivations:
-    """The activations of the first seeds, as many as fit in `max_bytes`."""
+    """The activations of as many seeds as fit in `max_bytes`, but at least of `least`; each of these seeds has a row.
+
+    If others are needed, they take the rows of the seeds that were used least. If all seeds fit, the row of each is its
+    own number.
+    """
 
     def __init__(
         self,
@@ -30,57 +41,54 @@ class CleanActivations:
         max_bytes: int,
         dtype: torch.dtype,
         device: torch.device,
-        shared: str | None = None,
+        least: int = 0,
     ) -> None:
-        """shared: the name under which processes of this machine, whose other arguments are the same, share them."""
         bytes_per_seed = sum(layer.n_neurons for layer in layers) * dtype.itemsize
-        self.n_kept = n_kept = min(n_seeds, max_bytes // bytes_per_seed)
-        self.is_short = n_kept < n_seeds
-        """Whether activations that are not kept are computed again with each test."""
-        self.is_kept = torch.zeros(n_kept, dtype=torch.bool)
-        """Whose activations are there, for processes that share them: each of them sets what it has kept."""
-        self._shared: SharedMemory | None = None
-        if shared is None or n_kept == 0:
-            self._kept = {layer.name: _allocate(n_kept, layer.n_neurons, dtype, device) for layer in layers}
-            return
-        sizes = [n_kept * layer.n_neurons * dtype.itemsize for layer in layers]
-        self._shared = memory = SharedMemory(shared, SharedMemory.size_of(n_kept, *sizes))
-        self.is_kept = memory.take((n_kept,), torch.bool)
-        self._kept = {layer.name: memory.take((n_kept, layer.n_neurons), dtype) for layer in layers}
+        self.n_kept = min(n_seeds, max(least, max_bytes // bytes_per_seed))
+        self.nbytes = self.n_kept * bytes_per_seed
+        self.by_layer = {layer.name: _allocate(self.n_kept, layer.n_neurons, dtype, device) for layer in layers}
+        self.is_short = self.n_kept < n_seeds
+        self.n_empty = self.n_kept
+        self._row, self._seed = np.full(n_seeds, -1), np.full(self.n_kept, -1)
+        self._n_uses = np.zeros(n_seeds)
 
-    def populate(self) -> None:
-        """Make what other processes have kept as fast to read as what this one has."""
-        if self._shared is not None:
-            self._shared.populate()
+    @property
+    def is_complete(self) -> bool:
+        """Whether the activations of all seeds are kept."""
+        return not self.is_short and not self.n_empty
 
-    def keep(self, name: str, first: int, activations: Tensor) -> None:
-        """Keep a layer's activations of the seeds from `first` on, as far as there is room."""
-        room = min(len(activations), self.n_kept - first)
-        if room > 0:
-            self._kept[name][first : first + room] = activations[:room]
+    def rows(self, seeds: Ints) -> Ints:
+        """The rows of seeds, whose activations must be kept."""
+        return self._row[seeds] if self.is_short else seeds
 
-    def put(self, name: str, rows: Tensor, activations: Tensor) -> None:
-        """Keep a layer's activations of the seeds `rows`, for which there must be room."""
-        self._kept[name][rows] = activations
+    def n_fitting(self, seeds: Ints) -> int:
+        """How many of the first of these seeds, which may be repeated, can have rows at the same time."""
+        firsts = np.unique(seeds, return_index=True)[1]
+        return len(seeds) if len(firsts) <= self.n_kept else int(np.sort(firsts)[self.n_kept])
 
-    def all(self, name: str) -> Tensor:
-        """The kept activations of a layer, `[kept seeds, neurons]`."""
-        return self._kept[name]
+    def make_room(self, seeds: Ints) -> tuple[Ints, Ints]:
+        """Which of some seeds have no row, and rows that are empty now; after writing them, call `filled`."""
+        wanted, n_uses = np.unique(seeds, return_counts=True)
+        self._n_uses[wanted] += n_uses
+        missing = rows = wanted[self._row[wanted] < 0]
+        if self.is_short:
+            uses = np.where(self._seed < 0, -1, self._n_uses[self._seed])
+            uses[self._row[np.setdiff1d(wanted, missing)]] = np.inf
+            rows = np.argsort(uses, kind="stable")[: len(missing)]
+            before = self._seed[rows]
+            self._row[before[before >= 0]] = self._seed[rows] = -1
+        return missing, rows
 
-    def columns(self, name: str, neurons: Tensor) -> Tensor:
-        """A copy of some neurons' kept activations, `[kept seeds, neurons]`, with each row contiguous in memory."""
-        return self._kept[name][:, neurons]
+    def index(self, rows: Ints) -> slice | Tensor:
+        """Rows as an index of the activations of any layer."""
+        if len(rows) and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
+            return slice(int(rows[0]), int(rows[0]) + len(rows))
+        return torch.from_numpy(rows).to(next(iter(self.by_layer.values())).device)
 
-    def missing(self, rows: Tensor) -> Tensor:
-        """Which of `rows` (seeds) must be recomputed, as positions in `rows`."""
-        return (rows >= self.n_kept).nonzero().squeeze(1)
-
-    def gather(self, name: str, rows: Tensor, missing: Tensor, recomputed: Activations, out: Tensor) -> Located:
-        """A layer's activations of the seeds `rows` in `out`: those that are kept, and the others as recomputed."""
-        if self.n_kept:
-            torch.index_select(self._kept[name], 0, rows.clamp(max=self.n_kept - 1), out=out)
-        out[missing] = recomputed[name]
-        return out, torch.arange(len(rows), device=rows.device)
+    def filled(self, seeds: Ints, rows: Ints) -> None:
+        """From now on, these rows are those of these seeds: all layers were written."""
+        self._row[seeds], self._seed[rows] = rows, seeds
+        self.n_empty = int((self._seed < 0).sum())
 
 
 def _allocate(n_rows: int, n_columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -110,3 +118,66 @@ class Clean:
         """The oracle's verdict on tests of the seeds `rows`, whose pictures have moved."""
         labels = None if self.labels is None else self.labels.index_select(0, rows)
         return self.oracle.verdict(self.outputs.index_select(0, rows), outputs, labels, motion)
+
+
+def spare_bytes(device: torch.device) -> int:
+    """The memory for clean activations unless the user says otherwise: a part of what is free."""
+    if device.type != "cuda":
+        return int(SPARE_SHARE * available_bytes())
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(SPARE_SHARE_OF_GPU * (torch.cuda.mem_get_info(device)[0] + unused))
+
+
+def place(inputs: Tensor | Rows, device: torch.device) -> Tensor | Rows:
+    """Inputs on the device: all of them if they fit into half of its free memory, else row by row on request."""
+    if not isinstance(inputs, Tensor) or device.type != "cuda" or inputs.is_cuda:
+        return inputs.to(device)
+    if inputs.nbytes <= torch.cuda.mem_get_info(device)[0] // 2:
+        return inputs.to(device)
+    tensor = inputs
+    return Rows(lambda k: tensor[k], torch.arange(len(tensor)), tuple(tensor.shape[1:]), device=device, cache_bytes=0)
+
+
+def place_others(target: AnyTarget, seeds: Seeds, rows: Tensor) -> None:
+    """Give the target the other inputs of the seeds `rows`, which it runs next, if there are several per example."""
+    if isinstance(target, Target | BlackBox):
+        target.side_inputs.others = None if seeds.others is None else seeds.others.part(rows.cpu()).to(target.device)
+
+
+ROUNDING = 1e-6
+"""Share of the range by which an input may be outside the bounds: as much as rounding does. It is clamped."""
+
+
+LEAST_OF_BYTES = 16
+"""Pictures whose largest value is above this are taken for bytes: the digits of scikit-learn reach 16."""
+
+
+def within_bounds(inputs: Tensor, bounds: tuple[float, float], seed_id: Tensor) -> Tensor:
+    """The inputs, clamped if rounding took them outside the bounds; refuses inputs that are further outside.
+
+    Common mistakes get a remedy of their own.
+    """
+    low, high = bounds
+    least, most = (float(extreme) for extreme in inputs.aminmax())
+    if low <= least and most <= high:
+        return inputs
+    slack = ROUNDING * (high - low)
+    if low - slack <= least and most <= high + slack:
+        return inputs.clamp(low, high)
+    is_outside = ((inputs < low) | (inputs > high)).flatten(1).any(1)
+    first = int(seed_id[min(int(is_outside.nonzero()[0]), len(seed_id) - 1)])
+    remedy = "rescale the inputs or pass their true bounds"
+    if inputs.ndim == 2:
+        remedy += "; --bounds auto, or bounds=(-inf, inf), takes those of a table"
+    elif high <= 1 and LEAST_OF_BYTES < most <= 255 and least >= 0:
+        remedy = (
+            "divide by 255 or pass bounds=(0, 255), which is --bounds 0,255; a model that expects 0..1 then needs "
+            "Normalize(0, 255), which is --mean 0 --std 255"
+        )
+    elif inputs.ndim == 3 and -1 <= least < 0 <= low and most <= 1:
+        remedy = "sound in -1..1 needs bounds=(-1, 1), which is --bounds -1,1"
+    elif least < 0 <= low:
+        remedy = "give raw inputs, and pass the normalisation as preprocess=Normalize(mean, std)"
+    raise DataError(
+        f"inputs must lie in bounds ({low:g}, {high:g}), got {least:g} to {most:g}, first in seed {first}: {remedy}"
+    )

@@ -236,10 +236,8 @@ def can_fold(device: torch.device) -> bool:
         layers = (Layer("first", (300,), 0, 300, None), Layer("second", (10,), 300, 10, None))
         panel = {"first": torch.tensor([2, 299], device=device), "second": torch.tensor([4], device=device)}
         rows, n_tests = torch.randint(0, 7, (20,), device=device, generator=generator), 13
-        folder, totals = (
-            ChunkFolder(layers, 20, panel, device),
-            torch.ones(2, 2, 310, dtype=torch.float64, device=device),
-        )
+        folder = ChunkFolder(layers, 20, panel, device)
+        totals = torch.ones(2, 2, 310, dtype=torch.float64, device=device)
         activations, clean = (torch.randn(n, 310, device=device, generator=generator) for n in (20, 7))
         shift = torch.rand(310, device=device, generator=generator)
         for layer in layers:

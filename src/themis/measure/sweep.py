@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,10 +21,8 @@ SWEEP = "running the model on the clean inputs"
 
 def sweep(calculator: Calculator) -> Moments:
     """Run every clean input, and set `calculator.clean`. Returns the moments of the clean activations themselves."""
-    before = calculator.passes
     with step(SWEEP):
         moments, outputs = calculator.memory.attempt(partial(_sweep, calculator))
-    calculator.passes = before
     return take_sweep(calculator, moments, outputs)
 
 
@@ -56,15 +55,19 @@ def sweep_chunk(calculator: Calculator, first: int, into: Accumulator) -> Tensor
 
 def _sweep_chunk(calculator: Calculator, first: int, moments: Accumulator) -> Tensor:
     n_inputs, observer, buffers = len(calculator.inputs), calculator.observer, calculator.memory.buffers
-    rows = torch.arange(first, min(first + calculator.chunk, n_inputs), device=calculator.device)
-    n = len(rows)
+    seeds, kept = np.arange(first, min(first + calculator.chunk, n_inputs)), calculator.clean.kept
+    rows, n = torch.from_numpy(seeds).to(calculator.device), len(seeds)
     advance(first, n_inputs, "inputs")
+    new, new_rows = kept.make_room(seeds[: kept.n_empty])
+    at = kept.index(new_rows)
+    start = int(new[0]) - first if len(new) else 0  # a worker may have run a part of them before
 
     def keep(layer: Layer, activations: Tensor) -> None:
-        calculator.clean.kept.keep(layer.name, first, activations[:n])
+        kept.by_layer[layer.name][at] = activations[start : start + len(new)]
         moments.add_copy(activations[:n], layer.start, layer.stop, buffers[layer.name][0][:n])
 
-    outputs = calculator.clean_pass(rows, keep, observer)[:n]
+    outputs = calculator.clean_pass(padded(rows, calculator.chunk), keep, observer)[:n]
+    kept.filled(new, new_rows)
     moments.commit(n)
     if observer is not None:
         observer.keep_clean(first, n, n_inputs)
@@ -80,22 +83,3 @@ def clean_outputs(calculator: Calculator) -> Tensor:
         parts.append(calculator.target.forward(inputs)[: len(rows)].float())
     calculator.passes += n
     return torch.cat(parts)
-
-
-def keep_clean(calculator: Calculator, rows: Tensor) -> None:
-    """Run the clean inputs of the seeds `rows` and keep their activations; the passes count as part of a sweep."""
-    before = calculator.passes
-    while len(rows):
-        rows = rows[calculator.memory.attempt(partial(_keep_clean, calculator, rows)) :]
-    calculator.passes = before
-
-
-def _keep_clean(calculator: Calculator, rows: Tensor) -> int:
-    """Keep the clean activations of the first chunk of `rows`; returns how many these are."""
-    rows = rows[: calculator.chunk]
-
-    def keep(layer: Layer, activations: Tensor) -> None:
-        calculator.clean.kept.put(layer.name, rows, activations[: len(rows)])
-
-    calculator.clean_pass(rows, keep)
-    return len(rows)

@@ -1,7 +1,8 @@
-"""Tests and their results, as arrays with one row per test."""
+"""Tests and their results, as arrays with one row per test, and what is counted of them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -43,8 +44,8 @@ class FaultDetails:
     """What is recorded of the faults among some tests, in the order of the tests."""
 
     columns: dict[str, NDArray[Any]]  # by name: value, confidence, distances, signature, position; none without faults
-    inputs: Tensor  # [faults, ...], on the CPU
-    outputs: Tensor  # for these inputs, on the CPU
+    inputs: Tensor  # [faults, ...], where the model computes: only those that are stored are copied from there
+    outputs: Tensor  # for these inputs
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -64,6 +65,7 @@ class Results:
     gradient: Floats | None  # of the objective in theta, [tests, dimensions]; 0 for tests without an objective
     is_dropped: Bools | None = None  # which tests were too dissimilar from their seed; None if none was
     raised: Bools | None = None  # which tests raised the criterion; None without a criterion
+    confidence: Floats | None = None  # of classes, for tests of the uniform stream; neither joined nor selected
 
     def __len__(self) -> int:
         return len(self.is_fault)
@@ -102,4 +104,122 @@ class Results:
             gradient,
             is_dropped=~np.concatenate([part.was_run for part in parts]) if has_dropped else None,
             raised=np.concatenate(raised) if raised else None,
+        )
+
+
+NEAR_TIE = 1e-4
+"""Margin below which another device or batch shape may give another answer."""
+LISTED_TIES = 1000
+COUNTS = ("tests", "dropped", "faults", "uniform_tests", "raised")
+Fault = tuple[int, int]
+"""A distinct fault: a seed and a wrong outcome."""
+
+
+class Tally:
+    """Counts over a campaign.
+
+    distinct: the test that first showed each distinct fault.
+    searched: the distinct faults that the search stream has seen.
+    uniform_first_seen: for each distinct fault of the uniform stream, its first uniform test, dropped ones not counted.
+    uniform_new: those of them that the search had not seen by then.
+    """
+
+    def __init__(self, n_seeds: int) -> None:
+        self.tests = self.dropped = self.faults = self.uniform_tests = self.raised = 0
+        self.distinct: dict[Fault, int] = {}
+        self.failing_seeds: dict[int, int] = {}
+        self.searched: set[Fault] = set()
+        self.uniform_tests_by_seed = np.zeros(n_seeds, dtype=np.int64)
+        self.uniform_faults_by_seed = np.zeros(n_seeds, dtype=np.int64)
+        self.uniform_times_seen: Counter[Fault] = Counter()
+        self.uniform_first_seen: dict[Fault, int] = {}
+        self.uniform_new: set[Fault] = set()
+        self.kinds: dict[str, dict[str, int]] = {}
+        self.near_ties: list[int] = []
+
+    def state(self) -> dict[str, Any]:
+        """All counts, as arrays and plain data."""
+        pairs, distinct = list(self.uniform_times_seen), sorted(self.distinct)
+        times_seen, first_seen, is_new, _ = self.uniform_columns()
+        return {
+            "uniform_tests_by_seed": self.uniform_tests_by_seed,
+            "uniform_faults_by_seed": self.uniform_faults_by_seed,
+            "distinct": np.array(distinct, dtype=np.int64).reshape(-1, 2),
+            "distinct_found_at": np.array(list(map(self.distinct.__getitem__, distinct)), dtype=np.int64),
+            "distinct_searched": np.array(list(map(self.searched.__contains__, distinct)), dtype=bool),
+            "uniform_distinct": np.array(pairs, dtype=np.int64).reshape(-1, 2),
+            "uniform_times_seen": times_seen,
+            "uniform_first_seen": first_seen,
+            "uniform_new": is_new,
+            "near_ties": np.array(self.near_ties, dtype=np.int64),
+            "counts": {name: getattr(self, name) for name in COUNTS},
+            "kinds": self.kinds,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a state."""
+        vars(self).update({name: state["counts"][name] for name in COUNTS})
+        self.kinds, self.near_ties = state["kinds"], state["near_ties"].tolist()
+        self.uniform_tests_by_seed[:] = state["uniform_tests_by_seed"]
+        self.uniform_faults_by_seed[:] = state["uniform_faults_by_seed"]
+        distinct = [(seed, outcome) for seed, outcome in state["distinct"].tolist()]
+        uniform = [(seed, outcome) for seed, outcome in state["uniform_distinct"].tolist()]
+        self.uniform_times_seen = Counter(dict(zip(uniform, state["uniform_times_seen"].tolist(), strict=True)))
+        found_at, is_searched = state["distinct_found_at"], state["distinct_searched"].astype(bool)
+        first_seen, is_new = state["uniform_first_seen"].tolist(), state["uniform_new"].astype(bool)
+        if ((found_at < 0) | (found_at >= self.tests)).any():
+            raise ValueError("its distinct faults are not those of its tests")
+        order = np.argsort(found_at, kind="stable").tolist()
+        self.distinct = {distinct[k]: int(found_at[k]) for k in order}
+        self.searched = {fault for fault, is_seen in zip(distinct, is_searched, strict=True) if is_seen}
+        self.uniform_first_seen = dict(zip(uniform, first_seen, strict=True))
+        self.uniform_new = {fault for fault, is_first in zip(uniform, is_new, strict=True) if is_first}
+        self.failing_seeds = {}
+        for (seed, _), test in self.distinct.items():
+            self.failing_seeds.setdefault(seed, test)
+
+    def add(self, tests: Tests, results: Results, is_uniform: bool) -> None:
+        """Count some tests; those that were dropped say nothing about the model."""
+        at = results.is_fault.nonzero()[0]
+        found = list(zip(tests.seed[at].tolist(), results.outcome[at].tolist(), strict=True))
+        self.tests += len(tests)
+        self.dropped += 0 if results.is_dropped is None else int(results.is_dropped.sum())
+        self.faults += len(at)
+        self.raised += 0 if results.raised is None else int(results.raised.sum())
+        if is_uniform:
+            self.uniform_new.update(fault for fault in found if fault not in self.distinct)
+        for fault, number in zip(found, tests.number[at].tolist(), strict=True):
+            self.distinct.setdefault(fault, number)
+            self.failing_seeds.setdefault(fault[0], number)
+        if is_uniform:
+            n_seeds, run = len(self.uniform_tests_by_seed), results.was_run
+            place = int(self.uniform_tests_by_seed.sum()) + np.cumsum(run) - 1
+            for fault, test in zip(found, place[at].tolist(), strict=True):
+                self.uniform_first_seen.setdefault(fault, test)
+            self.uniform_tests += len(tests)
+            self.uniform_tests_by_seed += np.bincount(tests.seed[run], minlength=n_seeds)
+            self.uniform_faults_by_seed += np.bincount(tests.seed[at], minlength=n_seeds)
+            self.uniform_times_seen.update(found)
+        else:
+            self.searched.update(found)
+        n_tests, n_faults = Counter(tests.kind.tolist()), Counter(tests.kind[at].tolist())
+        for kind in sorted(n_tests):
+            count = self.kinds.setdefault(kind, {"tests": 0, "faults": 0})
+            count["tests"] += n_tests[kind]
+            count["faults"] += n_faults[kind]
+        if len(self.near_ties) < LISTED_TIES:
+            ties = tests.number[np.abs(results.margin) < NEAR_TIE]
+            self.near_ties += ties.tolist()[: LISTED_TIES - len(self.near_ties)]
+
+    def uniform_columns(self) -> tuple[Ints, Ints, Bools, Bools]:
+        """How often the uniform stream saw each of its distinct faults, and its first test that showed it.
+
+        Also whether the search had not seen the fault by then, and whether it has seen it at any time.
+        """
+        faults = list(self.uniform_times_seen)
+        return (
+            np.fromiter(self.uniform_times_seen.values(), dtype=np.int64),
+            np.array(list(map(self.uniform_first_seen.__getitem__, faults)), dtype=np.int64),
+            np.array(list(map(self.uniform_new.__contains__, faults)), dtype=bool),
+            np.array(list(map(self.searched.__contains__, faults)), dtype=bool),
         )
