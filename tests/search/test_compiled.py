@@ -8,8 +8,8 @@ import pytest
 from themis.compute import native
 from themis.measure.tests import Results
 from themis.perturb import choose_perturbation
-from themis.search import compiled, kinds
-from themis.search.chances import spreads_above, values
+from themis.search import kinds
+from themis.search.arithmetic import Arithmetic
 from themis.search.policy import Space
 from themis.search.scheduled import Scheduled
 
@@ -68,9 +68,11 @@ def test_it_samples_the_same_kinds():
     draws = np.random.default_rng()
     space, number, n = make_space("gaussian", draws), np.arange(100_000), len(kinds.KINDS)
     costs, state = 1 + draws.random(n), {"tried": 500 * draws.random(n), "paid": 60 * draws.random(n)}
-    arguments = (native.library(), space, number, state, kinds.PRIOR_RETURN, costs, kinds.PLAIN, n)
-    expected = kinds.sample_kinds(space, number, state, costs, n)
-    for ours, theirs in zip(compiled.sample_kinds(*arguments), expected, strict=True):
+    policy = Scheduled()
+    policy.init(space)
+    found = policy._arithmetic.sample_kinds(number, state, kinds.PRIOR_RETURN, costs, n)
+    expected = Arithmetic(space).sample_kinds(number, state, kinds.PRIOR_RETURN, costs, n)
+    for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
@@ -79,10 +81,10 @@ def test_it_chooses_the_most_valuable_tests(depth):
     policy, space = Scheduled(), make_space("gaussian", np.random.default_rng())
     policy.init(space)
     n_seeds = len(space.seeds)
-    worth = values(policy.state, space, depth, spreads_above(policy.state, space))
+    worth = Arithmetic(space).values(policy.state, depth, Arithmetic(space).spreads_above(policy.state))
     for n in (0, 1, 57, depth * n_seeds):
-        position, spreads = policy._compiled.choose_seeds(policy.state, depth, n, 99)
-        np.testing.assert_allclose(spreads, spreads_above(policy.state, space))
+        position, spreads = policy._arithmetic.choose_seeds(policy.state, depth, n, 99)
+        np.testing.assert_allclose(spreads, Arithmetic(space).spreads_above(policy.state))
         times = np.bincount(position, minlength=n_seeds)
         assert len(position) == n
         assert (np.diff(position) >= 0).all()
@@ -96,7 +98,7 @@ def test_of_equal_margins_the_last_is_kept():
     policy.init(space)
     tests = space.uniform_tests(np.arange(5), 0, np.arange(5))
     margin = np.array([-np.inf, 0.5, -1, -np.inf, np.nan], dtype=np.float32)
-    policy._keep_least(tests.theta, np.array([3, 4, 3, 3, 4]), margin)
+    policy._arithmetic.keep_least(policy.state, tests.theta, np.array([3, 4, 3, 3, 4]), margin)
     assert policy.state["margin"][3] == -np.inf
     np.testing.assert_array_equal(policy.state["theta"][3], tests.theta[3])
 

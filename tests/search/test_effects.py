@@ -9,7 +9,7 @@ from themis import Theta
 from themis.measure.tests import Results
 from themis.perturb import Perturbation
 from themis.search import choose_policy
-from themis.search.effects import MAX_COMPARED_DIMENSIONS
+from themis.search.kinds import MAX_COMPARED_DIMENSIONS
 from themis.search.policy import Space
 
 pytestmark = pytest.mark.quick

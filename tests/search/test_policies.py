@@ -10,18 +10,10 @@ from themis import Theta, UsageError
 from themis.measure.tests import Results
 from themis.perturb import Perturbation
 from themis.search import POLICIES, choose_policy
-from themis.search.ascent import ASCENTS, STEP
-from themis.search.chances import (
-    FIRST_FAULT_BONUS,
-    KEPT_MARGIN_OFFSET,
-    kept_margin,
-    learn_margins,
-    spreads_above,
-    values,
-)
-from themis.search.kinds import ASCENT_GROUP, TRIAL_SHARE
+from themis.search.arithmetic import BORROWED_JITTER, FIRST_FAULT_BONUS, KEPT_MARGIN_OFFSET, Arithmetic
+from themis.search.kinds import ASCENT_GROUP, ASCENT_STEP, ASCENTS, TRIAL_SHARE
 from themis.search.policy import Novelty, Space
-from themis.search.scheduled import BORROWED_JITTER, TESTS_PER_SEED, Scheduled
+from themis.search.scheduled import TESTS_PER_SEED, Scheduled
 
 pytestmark = pytest.mark.quick
 
@@ -40,6 +32,12 @@ def results(tests, margin=None, gradient=None):
     margin = np.ones(n, dtype=np.float32) if margin is None else margin.astype(np.float32)
     zeros = np.zeros(n, dtype=np.float32)
     return Results(margin < 0, zeros.astype(int), margin, gradient)
+
+
+def worth_of(policy, where):
+    """How valuable the next test of each seed is."""
+    arithmetic = Arithmetic(where)
+    return arithmetic.values(policy.state, 1, arithmetic.spreads_above(policy.state))[0]
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -104,7 +102,7 @@ def test_paper_follows_its_gradient_and_redraws_tests_that_are_stuck(is_random):
     second = policy.propose(np.arange(5, 10))
     assert set(second.kind) == {"ascent"}
     assert (second.noise_seed == first.noise_seed).all()
-    expected = (first.theta + np.float32([STEP * 2, STEP * 10 / 4])).clip(where.low, where.high)
+    expected = (first.theta + np.float32([ASCENT_STEP * 2, ASCENT_STEP * 10 / 4])).clip(where.low, where.high)
     np.testing.assert_allclose(second.theta, expected, rtol=1e-6)
     for start in range(10, 110, 5):
         policy.observe(second, results(second, gradient=gradient))
@@ -153,16 +151,14 @@ def test_scheduled_leaves_seeds_that_withstand_and_learns_how_far_margins_fall()
     policy, where = choose_policy("scheduled"), space(n=100)
     policy.init(where)
     every = where.tests(np.arange(100), np.arange(100), np.tile(where.high, (100, 1)), "corner")
-    before = values(policy.state, where, 1, spreads_above(policy.state, where))[0]
+    before = worth_of(policy, where)
     held = where.margin.copy()
     held[50:] -= 3  # to 0..2, while the other half stays at 1..3
     for _ in range(10):
         # As if the policy had proposed them.
-        policy.state["first"], policy.state["spreads"] = np.array(0), spreads_above(policy.state, where)
+        policy.state["first"], policy.state["spreads"] = np.array(0), Arithmetic(where).spreads_above(policy.state)
         policy.observe(every, results(every, held))
-    after = values(policy.state, where, 1, spreads_above(policy.state, where))[0] * (
-        KEPT_MARGIN_OFFSET + kept_margin(policy.state, where)
-    )
+    after = worth_of(policy, where) * (KEPT_MARGIN_OFFSET + policy.state["margin"] / np.maximum(where.margin, 1e-12))
     before *= 1 + KEPT_MARGIN_OFFSET
     assert (np.diff(before) < 0).all()
     assert after[50] > after[0]
@@ -179,7 +175,7 @@ def test_scheduled_learns_what_a_margin_is_worth():
         policy.observe(tests, results(tests, np.where(noise.random(300) < 0.8, -1.0, 1.0)))
     fresh = policy.state["tests"] == 0
     assert fresh.any()
-    worth = values(policy.state, where, 1, spreads_above(policy.state, where))[0]
+    worth = worth_of(policy, where)
     assert 0.6 < worth[fresh].mean() / (1 + FIRST_FAULT_BONUS) < 0.95  # though their clean margins are large
     assert worth[fresh].mean() > 2 * worth[policy.state["faults"] > 0].mean()  # whose next fault may be the same
 
@@ -188,11 +184,11 @@ def test_scheduled_ignores_the_rate_of_the_uniform_stream_and_keeps_its_faults()
     policy, where = choose_policy("scheduled"), space(n=10)
     policy.init(where)
     weak = where.tests(np.arange(10), np.arange(10), np.tile(where.low, (10, 1)), "uniform")
-    before = spreads_above(policy.state, where)
+    before = Arithmetic(where).spreads_above(policy.state)
     policy.observe(weak, results(weak, np.where(np.arange(10) == 3, -1.0, 5.0)))
-    np.testing.assert_array_equal(spreads_above(policy.state, where), before)
+    np.testing.assert_array_equal(Arithmetic(where).spreads_above(policy.state), before)
     assert policy.state["faults"].tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0]
-    worth = values(policy.state, where, 1, spreads_above(policy.state, where))[0]
+    worth = worth_of(policy, where)
     assert worth[3] < worth[2:5:2].min()  # its next fault may be the same
 
 
@@ -358,8 +354,8 @@ def test_an_ascent_follows_its_gradient_with_the_same_noise_to_the_top():
     climbs = [np.array(each) for each in steps.values() if len(each) > 1]
     assert len(climbs) >= ASCENT_GROUP
     for thetas in climbs:
-        np.testing.assert_allclose(np.diff(thetas[:, 0])[:-1], STEP * 2, rtol=1e-5)
-        assert 0 < np.diff(thetas[:, 0])[-1] <= STEP * 2 + 1e-6  # up to the bound
+        np.testing.assert_allclose(np.diff(thetas[:, 0])[:-1], ASCENT_STEP * 2, rtol=1e-5)
+        assert 0 < np.diff(thetas[:, 0])[-1] <= ASCENT_STEP * 2 + 1e-6  # up to the bound
         assert (thetas[:, 1] == thetas[0, 1]).all()
 
 
@@ -375,5 +371,33 @@ def test_scheduled_learns_however_long_nothing_breaks():
     policy.init(where)
     tests = policy.propose(np.arange(10_000))
     for _ in range(40):
-        learn_margins(policy.state, where, where.position(tests.seed), results(tests), np.full(len(tests), 3.0))
+        Arithmetic(where).learn_margins(
+            policy.state, where.position(tests.seed), results(tests), np.full(len(tests), 3.0)
+        )
     assert np.abs(policy.state["curve"]).max() < 50  # and not ever more certain
+
+
+def test_boundary_divides_the_line_to_a_test_that_changed_the_answer_and_keeps_its_noise():
+    policy, where = choose_policy("boundary"), space(n=4)
+    policy.init(where)
+    tests = policy.propose(np.arange(4))
+    assert set(tests.kind) <= {"corner", "uniform theta"}
+    first, found = tests[tests.seed == 2], np.zeros(4, dtype=int)
+    found[tests.seed == 2] = 7  # one seed is answered differently
+    none = np.zeros(4, dtype=bool)
+    policy.observe(tests, Results(none, found, np.full(4, 0.5, dtype=np.float32), None))
+    changes_at, ends = 0.3, []
+    for start in range(4, 60, 4):
+        tests = policy.propose(np.arange(start, start + 4))
+        step = tests.kind == "between"
+        if not step.any():
+            break
+        assert tests.seed[step] == [2]
+        assert tests.noise_seed[step] == first.noise_seed
+        share = np.linalg.norm(tests.theta[step] - where.identity) / np.linalg.norm(first.theta - where.identity)
+        ends.append(abs(share - changes_at))
+        is_fault = step & (ends[-1] < 0.01)
+        outcome = np.where(step & (share > changes_at), 7, 0)
+        policy.observe(tests, Results(is_fault, outcome, np.full(4, 0.5, dtype=np.float32), None))
+    assert ends[-1] < 0.01  # a fault, with which the line ends
+    assert len(ends) < 10

@@ -7,7 +7,7 @@ from torch import nn
 
 import themis
 from themis import Perturbation, Target, Theta
-from themis.campaign.planning import PORTION
+from themis.campaign.loop import PORTION
 from themis.search.scheduled import Scheduled
 
 pytestmark = pytest.mark.quick

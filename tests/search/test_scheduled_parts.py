@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 
 from themis.perturb import choose_perturbation
-from themis.search.effects import turns
-from themis.search.kinds import KINDS, pay_faults
-from themis.search.policy import FOR_PICK, Novelty, Space
-from themis.search.scheduled import FOR_BORROWED, FOR_LEADING, FOR_MOVE, FOR_STEP, Picks, _least, _merged
+from themis.search.arithmetic import least
+from themis.search.kinds import KINDS, pay_kinds, turns
+from themis.search.policy import Novelty, Space
 
 pytestmark = pytest.mark.quick
-SIX = "rotate + shift + brightness + contrast + gaussian_blur"
 
 
 def make_space(perturbation, n_seeds=30):
@@ -21,34 +19,13 @@ def make_space(perturbation, n_seeds=30):
     return Space.of(choose_perturbation(perturbation), seeds, seeds, margin, 7)
 
 
-@pytest.mark.parametrize("perturbation", ["gaussian", SIX])
-def test_random_numbers_drawn_at_once_are_those_drawn_one_by_one(perturbation):
-    space, number = make_space(perturbation), np.arange(40, 140)
-    picks, n = Picks.of(space, number), len(space.low)
-    for use in (FOR_BORROWED, FOR_STEP, FOR_LEADING):
-        np.testing.assert_array_equal(picks.number(use), space.uniform(FOR_PICK, use, number))
-    for k in range(n):
-        np.testing.assert_array_equal(picks.moves[:, k], space.uniform(FOR_PICK, FOR_MOVE - k, number))
-        np.testing.assert_array_equal(picks.bounds[:, k], space.uniform(FOR_PICK, k, number))
-    np.testing.assert_array_equal(space.corners_by(picks.bounds), space.corners(number))
-    some = number % 3 == 0
-    np.testing.assert_array_equal(picks[some].moves, Picks.of(space, number[some]).moves)
-
-
 def test_the_smallest_numbers_are_those_of_a_stable_sort():
     draws = np.random.default_rng()
     for n in (1, 9, 10, 11, 500):
         numbers = draws.integers(0, max(2, n // 5), n) / 7.0  # with ties
-        np.testing.assert_array_equal(_least(numbers, 10), np.argsort(numbers, kind="stable")[:10])
+        np.testing.assert_array_equal(least(numbers, 10), np.argsort(numbers, kind="stable")[:10])
     numbers[3] = np.nan
-    np.testing.assert_array_equal(_least(numbers, 10), np.argsort(numbers, kind="stable")[:10])
-
-
-def test_merged_numbers_are_sorted():
-    draws = np.random.default_rng()
-    for n_known, n_new in ((0, 0), (0, 5), (5, 0), (300, 40)):
-        known, new = np.sort(draws.integers(0, 100, n_known)), np.sort(draws.integers(0, 100, n_new))
-        np.testing.assert_array_equal(_merged(known, new), np.sort(np.concatenate([known, new])))
+    np.testing.assert_array_equal(least(numbers, 10), np.argsort(numbers, kind="stable")[:10])
 
 
 def test_positions_are_the_places_of_usable_seeds():
@@ -59,7 +36,9 @@ def test_positions_are_the_places_of_usable_seeds():
 
 def test_kinds_are_paid_for_their_new_faults():
     state = {"paid": np.full(len(KINDS), 0.1)}
-    pay_faults(state, np.array(["near", "uniform", "near", "corner"]))  # tests of the uniform stream have no kind here
+    pay_kinds(
+        state, np.array(["near", "uniform", "near", "corner"]), np.ones(4)
+    )  # tests of the uniform stream have no kind here
     expected = {"near": 2.1, "corner": 1.1}
     np.testing.assert_array_equal(state["paid"], [expected.get(name, 0.1) for name in KINDS])
 

@@ -3,9 +3,8 @@
 The criteria of the literature are in `themis_lab.criteria`; packages add others as entry points.
 """
 
-from themis.criteria.criterion import Criterion, Laws
-from themis.criteria.fitting import activations, fit_to
+from themis.criteria.criterion import Batch, Criterion, Laws, Layout, Readings
 from themis.criteria.names import CRITERIA, choose_criterion
-from themis.criteria.readings import Batch, Layout, Readings
+from themis.criteria.view import activations, fit_to
 
 __all__ = ["CRITERIA", "Batch", "Criterion", "Laws", "Layout", "Readings", "activations", "choose_criterion", "fit_to"]

@@ -1,4 +1,4 @@
-"""The protocol of a test criterion: fit it on training data, update it with tests, and ask for its score."""
+"""What a test criterion is: what it reads from a batch, and how it is fitted on training data, updated and asked."""
 
 from __future__ import annotations
 
@@ -13,12 +13,143 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from themis.criteria.readings import Activations, Batch, Layout, Readings, as_neurons, by_layer, copy_rows
 from themis.errors import DataError, UsageError, nearest
 from themis.target.activations import OUTPUT
 
 if TYPE_CHECKING:
     from themis.target.target import AnyTarget
+
+
+Activations = Tensor | Mapping[str, Tensor]
+"""Activations of a batch: `[inputs, neurons]`, or `[inputs, ...]` by layer in the order of the forward pass."""
+ONLY_LAYER = "layer"
+"""Name of the layer if activations are a single tensor."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Activations of a batch of inputs, with what some criteria need in addition.
+
+    clean: activations of the seeds' clean inputs, in the same form. predicted: classes `[inputs]` that the model
+    answered; by default the index of the largest value of the layer `output`. labels: true classes `[inputs]`.
+    axes: the dimension of a layer that holds its channels, if it is not the default: 1, or 2 for a sequence
+    `[inputs, tokens, channels]`.
+    """
+
+    activations: Activations
+    clean: Activations | None = None
+    predicted: Tensor | None = None
+    labels: Tensor | None = None
+    axes: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The layers that a criterion reads, in order, and the number of neurons of each."""
+
+    names: tuple[str, ...]
+    widths: tuple[int, ...]
+
+    @property
+    def n_neurons(self) -> int:
+        return sum(self.widths)
+
+    def slices(self) -> dict[str, slice]:
+        """The columns of each layer's neurons."""
+        slices, start = {}, 0
+        for name, width in zip(self.names, self.widths, strict=True):
+            slices[name] = slice(start, start + width)
+            start += width
+        return slices
+
+
+@dataclass(frozen=True)
+class Readings:
+    """A batch as a criterion reads it: `values [inputs, neurons]`, at least float32, and those of the clean inputs.
+
+    clean_rows: the row of `clean` that belongs to each input, int64 `[inputs]`; without it, `clean` has one row each.
+    """
+
+    values: Tensor
+    layout: Layout
+    clean: Tensor | None = None
+    predicted: Tensor | None = None
+    labels: Tensor | None = None
+    clean_rows: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, rows: slice | Tensor) -> Readings:
+        clean = self.clean if self.clean is None or self.clean_rows is not None else self.clean[rows]
+        columns = (self.predicted, self.labels, self.clean_rows)
+        return Readings(
+            self.values[rows], self.layout, clean, *(None if column is None else column[rows] for column in columns)
+        )
+
+    def clean_values(self) -> Tensor | None:
+        """The clean values of each input, `[inputs, neurons]`, if there are any."""
+        return self.clean if self.clean is None or self.clean_rows is None else self.clean[self.clean_rows]
+
+    def layers(self) -> dict[str, Tensor]:
+        """The values of each layer, `[inputs, neurons of the layer]`."""
+        return {name: self.values[:, columns] for name, columns in self.layout.slices().items()}
+
+    def classes(self, criterion: str) -> Tensor:
+        """The predicted class of each input; `criterion` is the name of the one that needs it."""
+        if self.predicted is None:
+            raise UsageError(
+                f"{criterion} needs the classes that the model predicted, got none: pass the scores as layer 'output', "
+                "or batches as Batch(activations, predicted=...)"
+            )
+        return self.predicted
+
+    def sensitivities(self, criterion: str) -> Tensor:
+        """`|values - clean|`; `criterion` is the name of the one that needs it."""
+        clean = self.clean_values()
+        if clean is None:
+            raise UsageError(f"{criterion} compares each input with its clean one: pass clean=..., its activations")
+        return (self.values - clean).abs()
+
+
+def by_layer(activations: Activations, subject: str = "activations") -> dict[str, Tensor]:
+    """Activations by layer; raises an error if they are not tensors with one row per input."""
+    layers = dict(activations) if isinstance(activations, Mapping) else {ONLY_LAYER: activations}
+    layers = {
+        name: torch.as_tensor(layer) if isinstance(layer, np.ndarray) else layer for name, layer in layers.items()
+    }
+    if not layers:
+        raise UsageError(f"{subject} must have a layer, got an empty dict")
+    first = next(iter(layers.values()))
+    for name, tensor in layers.items():
+        if not isinstance(tensor, Tensor) or tensor.ndim < 2:
+            got = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise UsageError(
+                f"{subject} must be tensors [inputs, neurons] or [inputs, channels, ...], but {name!r} is {got}"
+            )
+        if len(tensor) != len(first):
+            raise DataError(
+                f"{subject} must have one row per input in every layer, but {name!r} has {len(tensor)}, not "
+                f"{len(first)}"
+            )
+    return layers
+
+
+def as_neurons(activation: Tensor, neurons: str, channel_axis: int | None = None) -> Tensor:
+    """A layer's activation `[inputs, ...]` as `[inputs, neurons]`: its elements, or the mean of each channel.
+
+    Channels are dimension 1; for a sequence `[inputs, tokens, channels]`, the last one.
+    """
+    if not activation.is_floating_point():
+        raise UsageError(f"activations must be floating-point numbers, got {activation.dtype}: convert them first")
+    if activation.dtype not in (torch.float32, torch.float64):
+        activation = activation.float()
+    if activation.ndim == 2:
+        return activation
+    if neurons == "element":
+        return activation.flatten(1)
+    axis = channel_axis or (2 if activation.ndim == 3 else 1)
+    return activation.mean([k for k in range(1, activation.ndim) if k != axis])
 
 
 @dataclass(frozen=True)
@@ -95,32 +226,28 @@ class Criterion(ABC):
         A single batch may be passed instead of an iterable of batches.
         """
         self.reset()
-        self.learnt = {}
+        self.learnt, n = {}, 0
         is_single = isinstance(batches, Tensor | np.ndarray | Mapping | Batch | Readings)
         try:
-            self._fit([batches] if is_single else batches)  # type: ignore[list-item]
+            for batch in [batches] if is_single else batches:
+                readings = self.accept(batch)  # type: ignore[arg-type]
+                if not bool(readings.values.isfinite().all()):
+                    layers = readings.layers().items()
+                    name = next(name for name, values in layers if not bool(values.isfinite().all()))
+                    raise DataError(
+                        f"{self.name}: training activations must be finite, but layer {name!r} has a NaN or an "
+                        "infinity: leave out the layer or the inputs"
+                    )
+                if len(readings):
+                    self._learn(readings)
+                n += len(readings)
+            if n == 0:
+                raise DataError(f"{self.name}: fit must see at least one training input, got none")
+            self._finish_fit()
         except BaseException:
             self.learnt = {}
             raise
         return self
-
-    def _fit(self, batches: Iterable[Activations | Batch | Readings]) -> None:
-        n = 0
-        for batch in batches:
-            readings = self.accept(batch)
-            if not bool(readings.values.isfinite().all()):
-                layers = readings.layers().items()
-                name = next(name for name, values in layers if not bool(values.isfinite().all()))
-                raise DataError(
-                    f"{self.name}: training activations must be finite, but layer {name!r} has a NaN or an infinity: "
-                    "leave out the layer or the inputs"
-                )
-            if len(readings):
-                self._learn(readings)
-            n += len(readings)
-        if n == 0:
-            raise DataError(f"{self.name}: fit must see at least one training input, got none")
-        self._finish_fit()
 
     def update(
         self,
@@ -193,16 +320,14 @@ class Criterion(ABC):
             "layers": None if self.requested_layers is None else list(self.requested_layers)
         }
 
-    def __repr__(self) -> str:
-        options = ", ".join(f"{name}={value!r}" for name, value in self.options().items() if value is not None)
-        return f"{type(self).__name__}({options})"
-
     def __str__(self) -> str:
         """The specification that `choose_criterion` reads: its name and the options that differ from the defaults."""
         defaults = {name: parameter.default for name, parameter in signature(type(self)).parameters.items()}
         defaults |= {"neurons": self.default_neurons, "layers": None, "variant": next(iter(self.variants), None)}
         options = [f"{name}={value}" for name, value in self.options().items() if value != defaults.get(name, value)]
         return f"{self.name}({', '.join(options)})" if options else self.name
+
+    __repr__ = __str__
 
     # Reading batches
 
@@ -215,16 +340,16 @@ class Criterion(ABC):
             predicted = layers[OUTPUT].argmax(1)
         names = self.choose_layers(tuple(layers))
         axes = batch.axes or {}
-        values = self._read_layers(layers, names, axes)
+        values = [self.read_layer(layers[name].detach(), axes.get(name)) for name in names]
         layout = Layout(names, tuple(layer.shape[1] for layer in values))
         clean = None
         if batch.clean is not None:
-            clean_layers = by_layer(batch.clean, "clean activations")
-            if missing := [name for name in names if name not in clean_layers]:
+            of_clean = by_layer(batch.clean, "clean activations")
+            if missing := [name for name in names if name not in of_clean]:
                 raise DataError(
                     f"clean activations must have the same layers as the others, but {missing[0]!r} is missing"
                 )
-            clean = _side_by_side(self._read_layers(clean_layers, names, axes))
+            clean = _side_by_side([self.read_layer(of_clean[name].detach(), axes.get(name)) for name in names])
         return Readings(_side_by_side(values), layout, clean, predicted, batch.labels)
 
     def accept(self, batch: Activations | Batch | Readings) -> Readings:
@@ -236,18 +361,20 @@ class Criterion(ABC):
         elif layout != self.layout:
             before, now = (dict(zip(shape.names, shape.widths, strict=True)) for shape in (self.layout, layout))
             name = next((name for name in {**before, **now} if before.get(name) != now.get(name)), "order")
-            names = "" if before.keys() == now.keys() else f" (layers {', '.join(now)}; before {', '.join(before)})"
             raise DataError(
                 f"{self.name}: every batch must have the same layers and neurons, but {name!r} has "
-                f"{now.get(name, 'none')} "
-                f"and had {before.get(name, 'none')}{names}: use activations of one model and one size of inputs"
+                f"{now.get(name, 'none')} and had {before.get(name, 'none')}: use activations of one model and one "
+                "size of inputs"
             )
         clean_rows = readings.clean if readings.clean_rows is None else readings.clean_rows
         columns = (clean_rows, readings.predicted, readings.labels)
         for subject, column in zip(("clean activations", "predicted classes", "labels"), columns, strict=True):
             if column is not None and len(column) != len(readings):
                 raise DataError(f"{subject} must have one row per input, got {len(column)} for {len(readings)} inputs")
-        self._move_to(readings.values.device)
+        device = readings.values.device
+        for tensors in (self.learnt, self.state):
+            if tensors and next(iter(tensors.values())).device != device:
+                tensors.update({name: tensor.to(device) for name, tensor in tensors.items()})
         return readings
 
     def choose_layers(self, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -266,16 +393,7 @@ class Criterion(ABC):
         out: where to write them.
         """
         values = as_neurons(activation, self.neurons, channel_axis)
-        return values if out is None else copy_rows(values, out)
-
-    def _read_layers(self, layers: dict[str, Tensor], names: tuple[str, ...], axes: Mapping[str, int]) -> list[Tensor]:
-        return [self.read_layer(layers[name].detach(), axes.get(name)) for name in names]
-
-    def _move_to(self, device: torch.device) -> None:
-        """Move what was learned and the state to `device`."""
-        for tensors in (self.learnt, self.state):
-            if tensors and next(iter(tensors.values())).device != device:
-                tensors.update({name: tensor.to(device) for name, tensor in tensors.items()})
+        return values if out is None else out.copy_(values)
 
     # What each criterion implements
 
@@ -307,12 +425,6 @@ class Criterion(ABC):
             raise UsageError(
                 "merge needs two criteria that have learned the same: fit one and create the others with its fresh()"
             )
-
-
-def check_count(criterion: str, k: int, largest: int) -> None:
-    """Raise an error unless `k` is a whole number from 1 to `largest`."""
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= largest:
-        raise UsageError(f"{criterion}: k must be a whole number from 1 to {largest}, got {k!r}")
 
 
 def _side_by_side(layers: list[Tensor]) -> Tensor:

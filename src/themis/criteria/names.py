@@ -74,29 +74,26 @@ def _read_options(text: str, name: str) -> dict[str, Any]:
 def _convert(option: str, value: Any, hint: Any) -> Any:
     """A value converted to the type hint of its option."""
     kinds = get_args(hint) or (hint,)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if value is None and NoneType in kinds:
         return None
-    if is_number and abs(value) >= 2**63:
-        raise UsageError(f"{option} must be less than 2**63, got a larger number: choose a smaller one")
-    if int in kinds:
-        if is_number and value == int(value):
-            return int(value)
-        raise UsageError(f"{option} must be a whole number, got {value!r}")
-    if float in kinds:
-        if is_number:
-            return float(value)
-        raise UsageError(f"{option} must be a number, got {value!r}")
-    if isinstance(value, list) and not any(get_origin(kind) is Sequence for kind in kinds):
+    if int in kinds or float in kinds:
+        kind = int if int in kinds else float
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63
+        if not is_number or kind(value) != value:
+            raise UsageError(f"{option} must be a {'whole ' * (kind is int)}number below 2**63, got {value!r}")
+        return kind(value)
+    if not isinstance(value, list):
+        return str(value)
+    if not any(get_origin(kind) is Sequence for kind in kinds):
         raise UsageError(f"{option} must be a word, got a list")
-    return value if isinstance(value, list) else str(value)
+    return value
 
 
 def _read_value(text: str) -> Any:
-    """A literal, a list of literals, or the text itself."""
-    if text[0] == "[" and text[-1] == "]":
+    """A literal or the text itself, or a list of them."""
+    if (value := _read_literal(text)) == text and text[:1] == "[" and text[-1] == "]":
         return [_read_literal(item.strip()) for item in text[1:-1].split(",") if item.strip()]
-    return _read_literal(text)
+    return value
 
 
 def _read_literal(text: str) -> Any:

@@ -1,7 +1,8 @@
-"""What a criterion reads from a target: its readings, collected layer by layer during a forward pass."""
+"""What a criterion reads from a target, layer by layer during forward passes, and fitting it on training data."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass, replace
 from typing import Any
 
@@ -9,11 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from themis.criteria.criterion import Criterion
-from themis.criteria.readings import Layout, Readings
-from themis.errors import UsageError
+from themis.criteria.criterion import Batch, Criterion, Layout, Readings
+from themis.data.seeds import Seeds, read_seeds
+from themis.errors import ModelError, UsageError
+from themis.measure.chunk import chunk_size
+from themis.measure.clean import within_bounds
 from themis.measure.tests import Bools
-from themis.target.activations import Layer
+from themis.target.activations import OUTPUT, Layer
 from themis.target.target import AnyTarget
 
 
@@ -27,9 +30,18 @@ class View:
     """Whether a campaign may replay the passes from a CUDA graph: reading a layer runs the same kernels every time."""
 
     def __init__(
-        self, criterion: Criterion, layers: tuple[Layer, ...], axes: dict[str, int], max_bytes: int | None = None
+        self,
+        criterion: Criterion,
+        target: AnyTarget,
+        layers: tuple[Layer, ...],
+        example: Tensor,
+        max_bytes: int | None = None,
     ) -> None:
-        """`max_bytes` limits the memory for the seeds' clean readings, which some criteria need."""
+        """The view of a target with these layers; `example` is one raw input.
+
+        `max_bytes` limits the memory for the seeds' clean readings, which some criteria need.
+        """
+        axes = channel_axes(target, layers, example) if criterion.neurons == "channel" else {}
         self.criterion, self.axes, self.max_bytes = criterion, axes, max_bytes
         names = criterion.choose_layers(tuple(layer.name for layer in layers))
         shapes = {layer.name: layer.shape for layer in layers if layer.name in names}
@@ -40,18 +52,6 @@ class View:
         self._memory = self._values = torch.empty(0)
         self._clean: Tensor | None = None
         self._readings: Readings | None = None
-
-    @staticmethod
-    def of(
-        criterion: Criterion,
-        target: AnyTarget,
-        layers: tuple[Layer, ...],
-        example: Tensor,
-        max_bytes: int | None = None,
-    ) -> View:
-        """The view of a target with these layers; `example` is one raw input."""
-        axes = channel_axes(target, layers, example) if criterion.neurons == "channel" else {}
-        return View(criterion, layers, axes, max_bytes)
 
     def begin(self, n_inputs: int, device: torch.device, dtype: torch.dtype, *, is_kept: bool = False) -> None:
         """Prepare for a forward pass; `is_kept` if its readings must outlive the next one.
@@ -73,9 +73,13 @@ class View:
     def end(self, n: int, outputs: Tensor, seed: Tensor | None = None) -> Readings:
         """The readings of the first `n` inputs of the pass; `seed` selects the clean readings that belong to them."""
         clean = None if seed is None else self._clean
-        rows = None if clean is None else seed
-        predicted = predicted_classes(outputs[:n])
-        self._readings = Readings(self._values[:n], self.layout, clean, predicted, clean_rows=rows)
+        self._readings = Readings(
+            self._values[:n],
+            self.layout,
+            clean,
+            predicted_classes(outputs[:n]),
+            clean_rows=None if clean is None else seed,
+        )
         return self._readings
 
     def take(self, was_run: Bools) -> Bools:
@@ -88,19 +92,18 @@ class View:
 
     def keep_clean(self, first: int, n: int, n_seeds: int) -> None:
         """Keep the readings of the last pass as the clean ones of the `n` seeds from `first` on."""
-        if "clean" in self.criterion.needs:
-            if self._clean is None:
-                self._check_memory(n_seeds * self.layout.n_neurons * self._values.element_size())
-                self._clean = self._values.new_empty(n_seeds, self.layout.n_neurons)
-            self._clean[first : first + n] = self._values[:n]
-
-    def _check_memory(self, n_bytes: int) -> None:
-        if self.max_bytes is not None and n_bytes > self.max_bytes:
-            raise UsageError(
-                f"{self.criterion.name} compares tests with the clean readings of all seeds, which take "
-                f"{n_bytes / 2**30:.2g} GiB of the {self.max_bytes / 2**30:.2g} allowed: raise clean_memory_gib, use "
-                "fewer seeds with max_seeds, or neurons=channel"
-            )
+        if "clean" not in self.criterion.needs:
+            return
+        if self._clean is None:
+            n_bytes = n_seeds * self.layout.n_neurons * self._values.element_size()
+            if self.max_bytes is not None and n_bytes > self.max_bytes:
+                raise UsageError(
+                    f"{self.criterion.name} compares tests with the clean readings of all seeds, which take "
+                    f"{n_bytes / 2**30:.2g} GiB of the {self.max_bytes / 2**30:.2g} allowed: raise clean_memory_gib, "
+                    "use fewer seeds with max_seeds, or neurons=channel"
+                )
+            self._clean = self._values.new_empty(n_seeds, self.layout.n_neurons)
+        self._clean[first : first + n] = self._values[:n]
 
     def _read(self, activation: Tensor, name: str, out: Tensor | None = None) -> Tensor:
         return self.criterion.read_layer(activation, self.axes.get(name), out)
@@ -119,3 +122,79 @@ def predicted_classes(outputs: Tensor) -> Tensor:
     if outputs.ndim == 2 and outputs.shape[1] > 1:
         return outputs.detach().argmax(1)
     return torch.zeros(len(outputs), dtype=torch.int64, device=outputs.device)
+
+
+MAX_PREPARED = 1000
+"""Training inputs that `Criterion.prepare` gets."""
+
+
+def activations(
+    target: AnyTarget, data: Any, *, max_inputs: int | None = None, batch_size: int | None = None
+) -> Iterator[Batch]:
+    """The activations of inputs by layer, `[inputs, ...]`, in batches that any criterion accepts."""
+    with target.opened():
+        axes: dict[str, int] | None = None
+        for layers, inputs in _batches(target, read_seeds(data, max_inputs), batch_size):
+            if axes is None:
+                axes = channel_axes(target, layers, inputs[0])
+            by_layer = {layer.name: torch.empty(0) for layer in layers}  # in their order
+
+            def keep(layer: Layer, activation: Tensor, by_layer: dict[str, Tensor] = by_layer) -> None:
+                by_layer[layer.name] = activation.clone().reshape(-1, *layer.shape)  # the model may overwrite it later
+
+            outputs = _forward(target, layers, inputs, keep)
+            yield Batch(by_layer, predicted=predicted_classes(outputs), axes=axes)
+
+
+def fit_to(
+    criterion: Criterion, target: AnyTarget, data: Any, *, max_inputs: int | None = None, batch_size: int | None = None
+) -> Criterion:
+    """Fit a criterion on a target's training data; `max_inputs` takes a random sample, which is always the same."""
+    seeds = read_seeds(data, max_inputs)
+    rows = torch.arange(len(seeds))[:: -(-len(seeds) // MAX_PREPARED)]  # evenly spaced: data is often sorted by class
+    with target.opened():
+        labels = None if seeds.labels is None else seeds.labels[rows]
+        criterion.prepare(target, seeds.take(rows).to(target.device), labels)
+    return criterion.fit(_readings(criterion, target, seeds, batch_size)) if criterion.learns else criterion
+
+
+def _readings(criterion: Criterion, target: AnyTarget, seeds: Seeds, batch_size: int | None) -> Iterator[Readings]:
+    with target.opened():
+        view: View | None = None
+        dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
+        for layers, inputs in _batches(target, seeds, batch_size):
+            if view is None:
+                view = View(criterion, target, layers, inputs[0])
+            view.begin(len(inputs), target.device, dtype, is_kept=True)
+            yield view.end(len(inputs), _forward(target, layers, inputs, view.on_activation))
+
+
+def _batches(target: AnyTarget, seeds: Seeds, batch_size: int | None) -> Iterator[tuple[tuple[Layer, ...], Tensor]]:
+    """The layers of an open target, and all inputs in batches."""
+    device = target.device
+    layers = target.find_layers(seeds.take(torch.arange(1))[0].to(device))
+    for rows in torch.split(torch.arange(len(seeds)), batch_size or chunk_size(layers[-1].stop, device, None)):
+        yield layers, within_bounds(seeds.take(rows).to(device), target.bounds, seeds.seed_id[rows])
+
+
+def _forward(
+    target: AnyTarget, layers: tuple[Layer, ...], inputs: Tensor, on_activation: Callable[[Layer, Tensor], None]
+) -> Tensor:
+    """The outputs of a forward pass, which shows every layer."""
+    missing = {layer.name: layer for layer in layers}
+    by_name = dict(missing)
+
+    def show(name: str, activation: Tensor) -> None:
+        missing.pop(name, None)
+        on_activation(by_name[name], activation)
+
+    with torch.no_grad():
+        outputs = target.forward(inputs, show, by_name)
+        if OUTPUT in by_name:
+            show(OUTPUT, outputs)
+    if missing:
+        raise ModelError(
+            f"the model must compute each of its layers in every forward pass, but {next(iter(missing))!r} was left "
+            "out: name layers that are always computed with layers=[...]"
+        )
+    return outputs

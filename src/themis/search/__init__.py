@@ -2,23 +2,25 @@
 
 from themis.errors import UsageError, nearest
 from themis.plugins import Extensible
+from themis.search.boundary import Boundary
 from themis.search.policy import Policy, Space
 from themis.search.scheduled import Scheduled
 from themis.search.simple import Corners, Paper, Random
 
 POLICIES: Extensible[type[Policy]] = Extensible(
-    "themis.policies", {"random": Random, "corners": Corners, "paper": Paper, "scheduled": Scheduled}
+    "themis.policies",
+    {"random": Random, "corners": Corners, "paper": Paper, "scheduled": Scheduled, "boundary": Boundary},
 )
-MEMBERS = (
+POLICY_MEMBERS = (
     *("init", "propose", "observe", "report", "own_criterion", "objective"),
-    *("needs_gradient", "uses_gradient", "is_guided", "takes_rivals", "rivals", "former_names"),
+    *("needs_gradient", "uses_gradient", "is_guided", "takes_rivals", "rivals"),
 )
 
 
 def choose_policy(policy: str | Policy) -> Policy:
     """A policy by name, or one of the user's own."""
     if not isinstance(policy, str):
-        if missing := [name for name in MEMBERS if not hasattr(policy, name)]:
+        if missing := [name for name in POLICY_MEMBERS if not hasattr(policy, name)]:
             raise UsageError(
                 f"policy must follow the protocol themis.search.Policy, but {type(policy).__name__} has no "
                 f"{', '.join(missing)}: subclass Policy, which has defaults"

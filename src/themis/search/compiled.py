@@ -15,25 +15,26 @@ from numpy.typing import NDArray
 from themis.compute import native, rng
 from themis.compute.native import Library, address, addresses
 from themis.measure.tests import Floats, Ints, Results
+from themis.search.kinds import PLAIN
 from themis.search.policy import FOR_KIND, FOR_PICK, FOR_SEED, FOR_THETA, SEARCH_STREAM, Numbers, Space, State
 
 AnyArray = NDArray[Any]
 DOUBLE, SINGLE, INTEGER = np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.int64)
 BOOL = np.dtype(np.bool_)
 
-SEEDS = (
+SEED_PARTS = (
     *("margin", "answer_index", "tests", "broke", "faults", "seen_once", "corners"),
     *("total_margin", "margin_losses", "answer_faults", "curve", "precision", "squared_shortfall"),
     *("seen_faults", "new_faults"),
 )
-THETAS = ("margin", "theta", "fault_theta")
+THETA_PARTS = ("margin", "theta", "fault_theta")
 """The parts of the state that C reads and updates, in the order of the structures in native.c."""
-OF_SEEDS, OF_THETAS = operator.itemgetter(*SEEDS), operator.itemgetter(*THETAS)
-ENDLESS = np.iinfo(np.int64).max
+OF_SEEDS, OF_THETAS = operator.itemgetter(*SEED_PARTS), operator.itemgetter(*THETA_PARTS)
+NO_LIMIT = np.iinfo(np.int64).max
 
 
 class Compiled:
-    """The functions of the same names in `chances` and `scheduled`, for one space."""
+    """The same methods as `Arithmetic`, for one space."""
 
     def __init__(self, library: Library, space: Space, initial: State) -> None:
         """`initial` is the state before the first test."""
@@ -60,7 +61,7 @@ class Compiled:
         space, position, spreads = self._space, np.empty(n, dtype=np.int64), np.empty(self._n_seeds)
         scratch = np.empty(2 * depth * self._n_seeds + self._n_answers)
         prefix = rng.prefix(space.random_seed, FOR_SEED, SEARCH_STREAM, first)
-        n_corners = ENDLESS if space.is_random else 1 << len(space.free_dimensions)
+        n_corners = NO_LIMIT if space.is_random else 1 << len(space.free_dimensions)
         numbers = (self._first_spread, prefix, depth, n, n_corners, len(state["known"]) > 0)
         arrays = addresses([DOUBLE, DOUBLE, INTEGER], spreads, scratch, position)
         _check(self._library.themis_choose_seeds(self._bind(state), *numbers, *arrays))
@@ -74,8 +75,8 @@ class Compiled:
         _check(self._library.themis_learn_margins(self._bind(state), len(position), *arrays))
         return shortfall
 
-    def learn_faults(self, state: State, position: Ints, key: Ints) -> Ints:
-        """`key` is a number per seed and outcome."""
+    def learn_faults(self, state: State, position: Ints, outcome: Ints) -> Ints:
+        key = position << 32 | outcome & 0xFFFFFFFF
         known, times, n = state["known"], state["times"], len(key)
         merged, change, first = np.empty((2, len(known) + n), dtype=INTEGER), np.zeros(n, dtype=INTEGER), key.copy()
         order = key.argsort(kind="stable")
@@ -99,6 +100,14 @@ class Compiled:
         tests = addresses([INTEGER, INTEGER, INTEGER, SINGLE], chosen, position, number, theta)
         _check(self._library.themis_thetas(self._bind_thetas(state), *self._prefixes, len(number), *tests))
         return theta
+
+    def sample_kinds(self, number: Ints, state: State, prior: Numbers, costs: Numbers, n: int) -> tuple[Ints, Ints]:
+        plain, best = np.empty_like(number), np.empty_like(number)
+        types = [DOUBLE] * 4 + [INTEGER] * 3
+        arrays = addresses(types, prior, costs, state["tried"], state["paid"], number, plain, best)
+        prefix, n_tests = rng.prefix(self._space.random_seed, FOR_KIND), len(number)
+        self._library.themis_choose_kinds(prefix, n_tests, PLAIN, n, len(prior), *arrays)
+        return plain, best
 
     def _bind_thetas(self, state: State) -> int:
         n_faults = min(len(self._order), len(state["fault_theta"]))
@@ -132,18 +141,6 @@ class _Structure:
                 self._words[self._first + k], self._bound[k] = address(array), array
             self._words[self._counts] = counts
         return self._address
-
-
-def sample_kinds(
-    library: Library, space: Space, number: Ints, state: State, prior: Numbers, costs: Numbers, n_plain: int, n: int
-) -> tuple[Ints, Ints]:
-    """The function of `kinds`."""
-    plain, best = np.empty_like(number), np.empty_like(number)
-    types = [DOUBLE] * 4 + [INTEGER] * 3
-    arrays = addresses(types, prior, costs, state["tried"], state["paid"], number, plain, best)
-    prefix, n_tests = rng.prefix(space.random_seed, FOR_KIND), len(number)
-    library.themis_choose_kinds(prefix, n_tests, n_plain, n, len(prior), *arrays)
-    return plain, best
 
 
 def _check(is_damaged: int) -> None:

@@ -1,18 +1,80 @@
-"""Kinds of proposals for theta, and which of them pay off: Thompson sampling of new faults per pass."""
+"""Proposals for theta: their kinds and which of them pay off, ascents, and the corners that seeds take in turn.
+
+Which kinds pay off is decided by Thompson sampling of new faults per pass.
+
+Corners: a linear model predicts how much lower than expected the margin of a seed is at a corner, from the bound of
+each dimension that can move towards either, and from each pair of them, since turning a digit may matter only together
+with shifting it in a certain direction. Seeds with the same clean answer have a model of their own, whose prior is the
+common one.
+"""
 
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from themis.compute import native
-from themis.measure.tests import Ints
-from themis.search import compiled
-from themis.search.ascent import ASCENTS
-from themis.search.chances import FADING_TESTS, PRIOR_TESTS
-from themis.search.policy import FOR_KIND, Numbers, Space, State
+from themis.measure.tests import Bools, Floats, Ints, Results, Tests
+from themis.search.policy import FOR_PICK, Numbers, Space, State
+
+if TYPE_CHECKING:
+    from themis.search.arithmetic import Arithmetic
+    from themis.search.compiled import Compiled
+
+FADING_TESTS = 1_500
+"""Tests over which what was learned about kinds and margins fades by a factor of e, since what pays off changes."""
+PRIOR_TESTS = 20
+"""Pseudo-tests that went as expected, from which the estimates for a kind or an answer start (half as many for
+novelty), so that nothing is ruled out for good."""
+
+MARGIN_ASCENT, SENSITIVITY_ASCENT = ASCENTS = ("margin ascent", "sensitivity ascent")
+"""Kinds of proposal that need a gradient: of the loss of margin, or of the sensitivity of open neurons."""
+ASCENT_STEP = 0.2
+"""Length of a step as a share of theta's range. The paper gives none; a fifth crosses the range in five tests."""
+LEAST_STEP = 1e-6
+"""A step shorter than this share of the range moves nothing."""
+
+
+def step_uphill(theta: Floats, gradient: Floats, space: Space) -> tuple[Floats, Bools, Bools]:
+    """Each theta one step along its gradient, inside the bounds; which ones moved, and which have a gradient."""
+    uphill = gradient * space.width  # in shares of the range, so that no unit outweighs another
+    steepest = np.abs(uphill).max(1, keepdims=True)
+    direction = np.divide(uphill, steepest, out=np.zeros_like(uphill), where=steepest > 0)
+    moved = (theta + ASCENT_STEP * direction * space.width).clip(space.low, space.high).astype(np.float32)
+    return moved, np.abs((moved - theta) / space.width).max(1) > LEAST_STEP, steepest[:, 0] > 0
+
+
+def no_climbs(n_seeds: int, n_dimensions: int) -> State:
+    """The state before the first ascent: by kind and seed, whether one is in progress, and its next test."""
+    n = len(ASCENTS)
+    return {
+        "is_climbing": np.zeros((n, n_seeds), dtype=bool),
+        "climb_theta": np.zeros((n, n_seeds, n_dimensions), dtype=np.float32),
+        "climb_noise": np.zeros((n, n_seeds), dtype=np.int64),
+    }
+
+
+def follow(state: State, space: Space, tests: Tests, results: Results) -> None:
+    """Advance the ascents that `tests` were steps of; an ascent ends at a maximum, or when it has broken the seed."""
+    if results.gradient is None:
+        return
+    for which, kind in enumerate(ASCENTS):
+        at = tests.kind == kind
+        if at.any():
+            position = space.position(tests.seed[at])
+            theta, has_moved, _ = step_uphill(tests.theta[at], results.gradient[at], space)
+            state["is_climbing"][which, position] = has_moved & ~results.is_fault[at]
+            state["climb_theta"][which, position] = theta
+            state["climb_noise"][which, position] = tests.noise_seed[at]
+
+
+def climbers(state: State, which: int, n: int, others: Ints) -> Ints:
+    """`n` positions for the next step: seeds whose ascent is in progress, then some of `others`; each at most once."""
+    climbing = np.flatnonzero(state["is_climbing"][which])[:n]
+    return np.concatenate([climbing, np.setdiff1d(others, climbing)[: n - len(climbing)]])
+
 
 KINDS = ("corner", "sweep", "borrowed", "flip", "again", "near", "uniform theta", *ASCENTS)
 """A corner not tried yet; the same for the seed with the fewest corners tried, whatever its chances; the theta of
@@ -25,8 +87,6 @@ CORNER, SWEEP, BORROWED, FLIP, AGAIN, NEAR, UNIFORM, PLAIN, _ = range(len(KINDS)
 PRIOR_RETURN = np.array([1.0, 0.6, 0.9, 0.7, 0.5, 0.5, 0.5, 1.0, 1.0])
 """Prior return of a test of each kind relative to corners: the strongest disturbances break most, and seeds with small
 margins more often than those of a sweep. The return per pass is lower if a backward pass must be paid for."""
-KIND_PRIOR_FAULTS = 6.0
-"""Pseudo-faults added to those of each kind, which limit the randomness while few have been seen."""
 FIRST_FADING_PASSES = 200
 """Passes over which the returns of kinds fade at first; later half of all passes so far, up to FADING_TESTS. The first
 tests take the weakest seeds, so that their returns say little about the kinds."""
@@ -45,32 +105,14 @@ def before_kinds() -> State:
     }
 
 
-def choose_kinds(state: State, space: Space, number: Ints) -> Ints:
+def choose_kinds(state: State, space: Space, number: Ints, arithmetic: Arithmetic | Compiled) -> Ints:
     """The kind of each test: the one with the largest sampled return per pass."""
     has_gradient = space.gradient_cost is not None and len(number) >= len(ASCENTS) * ASCENT_GROUP
-    n, costs, library = len(KINDS) if has_gradient else PLAIN, _costs(space.gradient_cost), native.library()
-    if library is None:
-        chosen, best = sample_kinds(space, number, state, costs, n)
-    else:
-        chosen, best = compiled.sample_kinds(library, space, number, state, PRIOR_RETURN, costs, PLAIN, n)
+    n, costs = len(KINDS) if has_gradient else PLAIN, _costs(space.gradient_cost)
+    chosen, best = arithmetic.sample_kinds(number, state, PRIOR_RETURN, costs, n)
     if has_gradient:
         _choose_ascents(state, space, chosen, best)
     return chosen
-
-
-def sample_kinds(space: Space, number: Ints, state: State, costs: Numbers, n: int) -> tuple[Ints, Ints]:
-    """For each test the kind with the largest sampled return per pass, without a gradient and among the first `n`."""
-    from scipy.special import ndtri
-
-    tried, paid = state["tried"], state["paid"]
-    average = (paid.sum() + 1) / (tried.sum() + PRIOR_TESTS)
-    expected = paid + PRIOR_TESTS * average * PRIOR_RETURN / costs
-    # The return of a kind has a gamma distribution, whose logarithm is approximately normal.
-    scores = space.uniforms(FOR_KIND, range(n), number).clip(1e-9, 1 - 1e-9)
-    ndtri(scores, out=scores)
-    scores /= np.sqrt(expected + KIND_PRIOR_FAULTS)[:n]
-    scores += np.log(expected / (tried + PRIOR_TESTS))[:n]
-    return scores[:, :PLAIN].argmax(1), scores.argmax(1)
 
 
 def count_kinds(state: State, space: Space, chosen: Ints) -> None:
@@ -86,13 +128,6 @@ def pay_kinds(state: State, kind: NDArray[np.str_], pay: Numbers) -> None:
     """Credit each kind with the return of its tests."""
     for name in set(kind.tolist()) & NUMBERS.keys():
         state["paid"][NUMBERS[name]] += pay[kind == name].sum()
-
-
-def pay_faults(state: State, kind: NDArray[np.str_]) -> None:
-    """Credit each kind with its new faults, given the kind of each."""
-    names = kind.tolist()
-    for name in set(names) & NUMBERS.keys():
-        state["paid"][NUMBERS[name]] += names.count(name)
 
 
 def _choose_ascents(state: State, space: Space, chosen: Ints, best: Ints) -> None:
@@ -113,3 +148,117 @@ def _choose_ascents(state: State, space: Space, chosen: Ints, best: Ints) -> Non
 def _costs(gradient_cost: float | None) -> Numbers:
     """The cost of a test of each kind, relative to one without a gradient."""
     return np.array([1.0] * PLAIN + [gradient_cost or 1.0] * len(ASCENTS))
+
+
+MAX_COMPARED_DIMENSIONS = 6
+"""The number of dimensions that can move towards either bound up to which corners are compared; with more, each seed
+takes them in random order."""
+EXPLORATION_WEIGHT = 0.2
+"""Standard deviations of the estimate by which the effect of a corner is varied at random: a fifth of what Thompson
+sampling would take, since the next test of a seed takes another corner anyway."""
+MAX_SHORTFALL = 3.0
+"""Standard deviations to which shortfalls are clipped."""
+
+
+def before_corners(space: Space) -> State:
+    """What is known before the first test."""
+    n_terms = _terms(len(space.free_dimensions)).shape[1] if are_compared(space) else 0
+    return {
+        # By answer: the sums of products of terms, and of terms and shortfalls.
+        "corner_sums": np.zeros((len(np.unique(space.answer)), n_terms, n_terms + 1)),
+        # The corners at which each seed was tested, one bit each.
+        "visited": np.zeros(len(space.seeds), dtype=np.int64),
+    }
+
+
+def are_compared(space: Space) -> bool:
+    """Whether there is more than one corner, but few enough to compare them."""
+    return 0 < len(space.free_dimensions) <= MAX_COMPARED_DIMENSIONS
+
+
+def at_corners(space: Space, theta: Floats) -> Bools:
+    """Which thetas have each dimension at a bound that is not its identity."""
+    is_far = ((theta == space.low) | (theta == space.high)) & (theta != space.identity)
+    are: Bools = is_far.all(1)
+    return are
+
+
+def learn_corners(state: State, space: Space, tests: Tests, shortfall: Numbers) -> None:
+    """Learn how much lower than expected margins at corners were, in standard deviations."""
+    position, index = space.position(tests.seed), _index(space, tests.theta)
+    terms = _terms(len(space.free_dimensions))[index]
+    both = np.concatenate([terms, shortfall.clip(-MAX_SHORTFALL, MAX_SHORTFALL)[:, None]], 1)
+    state["corner_sums"] *= np.exp(-len(tests) / FADING_TESTS)
+    answers = state["answer_index"][position]
+    for answer in np.unique(answers):
+        is_own = answers == answer
+        state["corner_sums"][answer] += terms[is_own].T @ both[is_own]
+
+
+def visit_corners(state: State, space: Space, position: Ints, theta: Floats) -> None:
+    """Remember the corners at which seeds are tested."""
+    np.bitwise_or.at(state["visited"], position, np.int64(1) << _index(space, theta))
+
+
+def choose_corners(state: State, space: Space, position: Ints, number: Ints) -> tuple[Ints, Bools]:
+    """The corner of each test, one bit per dimension, and whether its seed has not been tested there.
+
+    Of the corners not tried with a seed, it is the one with the largest effect. After the last one, they start again if
+    there is noise; otherwise every further choice is the same.
+    """
+    terms = _terms(len(space.free_dimensions))
+    answers, place = np.unique(state["answer_index"][position], return_inverse=True)
+    mean, deviation = _effects(state["corner_sums"], answers, terms)
+    draws = 2 * space.uniforms(FOR_PICK, range(-101, -101 - len(terms), -1), number) - 1
+    scores = mean[place] + EXPLORATION_WEIGHT * np.sqrt(3) * deviation[place] * draws
+    bits = np.int64(1) << np.arange(len(terms))
+    every = np.bitwise_or.reduce(bits)
+    chosen, is_new = np.empty(len(position), dtype=np.int64), np.ones(len(position), dtype=bool)
+    turn = turns(position)
+    for k in range(int(turn.max(initial=-1)) + 1):  # the tests of a seed, one after the other
+        rows = (turn == k).nonzero()[0]
+        visited = state["visited"][position[rows]]
+        is_new[rows] = visited != every
+        if space.is_random:
+            visited = np.where(is_new[rows], visited, 0)
+        chosen[rows] = np.where(visited[:, None] & bits, -np.inf, scores[rows]).argmax(1)
+        state["visited"][position[rows]] = visited | bits[chosen[rows]]
+    return chosen, is_new
+
+
+def turns(position: Ints) -> Ints:
+    """How many tests before each one have the same seed."""
+    order = position.argsort(kind="stable")
+    ordered = position[order]
+    turn = np.empty_like(position)
+    turn[order] = np.arange(len(position)) - ordered.searchsorted(ordered)
+    return turn
+
+
+def _index(space: Space, theta: Floats) -> Ints:
+    """The corners that thetas are at, one bit per dimension that can move towards either bound."""
+    free = space.free_dimensions
+    index: Ints = ((theta[:, free] > space.identity[free]).astype(np.int64) << np.arange(len(free))).sum(1)
+    return index
+
+
+@cache
+def _terms(n: int) -> Numbers:
+    """The terms of the model at each corner of `n` dimensions, `[corners, terms]`.
+
+    They are a constant, the bounds as -1 or 1, and their pairs.
+    """
+    bounds = 2.0 * (np.arange(1 << n)[:, None] >> np.arange(n) & 1) - 1
+    first, second = np.triu_indices(n, 1)
+    return np.concatenate([np.ones((1 << n, 1)), bounds, bounds[:, first] * bounds[:, second]], 1)
+
+
+def _effects(sums: Numbers, answers: Ints, terms: Numbers) -> tuple[Numbers, Numbers]:
+    """The expected effect of each corner on seeds of the clean answers `answers`, and its standard deviation."""
+    n = terms.shape[1]
+    prior, total = PRIOR_TESTS * np.eye(n), sums.sum(0)
+    common = np.linalg.solve(total[:, :n] + prior, total[:, n])
+    covariance = np.linalg.inv(sums[answers][:, :, :n] + prior)
+    models = (covariance @ (sums[answers][:, :, n] + PRIOR_TESTS * common)[:, :, None])[:, :, 0]
+    deviation: Numbers = np.sqrt((terms @ covariance * terms).sum(-1))
+    return models @ terms.T, deviation

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,7 +11,8 @@ from numpy.typing import NDArray
 
 from themis.compute import rng
 from themis.measure.tests import Bools, Floats, Ints, Results, Tests
-from themis.perturb.perturbation import Perturbation
+from themis.perturb.distribution import Distribution
+from themis.perturb.perturbation import Perturbation, Theta
 from themis.target.target import AnyTarget
 
 if TYPE_CHECKING:
@@ -44,6 +44,9 @@ class Space:
     random_seed: int
     answers: Ints | None = None  # each usable seed's clean outcome
     gradient_cost: float | None = None  # relative cost of a test with its gradient; None if there is no gradient
+    theta: tuple[Theta, ...] = ()
+    seed_weight: Numbers | None = None  # how often each seed occurs; None if all are equally frequent
+    in_turn: bool = False  # whether the uniform stream tests every seed once before it tests one again
 
     @staticmethod
     def of(
@@ -59,8 +62,8 @@ class Space:
             np.array([getattr(theta, end) for theta in perturbation.theta], dtype=np.float32)
             for end in ("low", "high", "identity")
         )
-        is_random = perturbation.is_random
-        return Space(seeds, seed_id, margin, low, high, identity, is_random, random_seed, answers, gradient_cost)
+        known = (perturbation.is_random, random_seed, answers, gradient_cost, perturbation.theta)
+        return Space(seeds, seed_id, margin, low, high, identity, *known)
 
     @cached_property
     def answer(self) -> Ints:
@@ -94,6 +97,20 @@ class Space:
         theta: Floats = (self.low + draws * self.width).astype(np.float32)
         return np.minimum(np.maximum(theta, self.low), self.high)
 
+    def occurring_theta(self, *words: int | Ints) -> Floats:
+        """Theta drawn as often as its values occur, `[tests, dimensions]`: uniformly, unless it is distributed."""
+        theta = self.uniform_theta(*words)
+        for k, dimension in enumerate(self.theta):
+            if isinstance(dimension.distribution, Distribution):
+                draws = self.uniform(FOR_THETA, k, *words)
+                theta[:, k] = dimension.distribution.value_at(draws, float(self.low[k]), float(self.high[k]))
+        return theta
+
+    @cached_property
+    def _share_below(self) -> Numbers | None:
+        """The share of all inputs that are like one of the first seeds, for each number of them."""
+        return None if self.seed_weight is None else np.cumsum(self.seed_weight) / self.seed_weight.sum()
+
     def tests(self, number: Ints, position: Ints, theta: Floats, kind: str | NDArray[np.str_]) -> Tests:
         """Tests of the seeds at `position` in `seeds`, each with noise of its own."""
         noise_seed = rng.mix(self.random_seed, FOR_NOISE, self.seed_id[position], number)
@@ -101,10 +118,25 @@ class Space:
         return Tests(number, self.seeds[position], theta, noise_seed, kinds)
 
     def uniform_tests(self, number: Ints, stream: int, counter: Ints) -> Tests:
-        """Tests whose seed and theta are drawn uniformly; the same for every policy at the same `counter`."""
-        draw = self.uniform(FOR_SEED, stream, counter)
-        position = np.minimum((draw * len(self.seeds)).astype(np.int64), len(self.seeds) - 1)
-        return self.tests(number, position, self.uniform_theta(stream, counter), "uniform")
+        """Tests whose seed and theta are drawn uniformly; the same for every policy at the same `counter`.
+
+        Those of the uniform stream are drawn as often as they occur where the model is used, if that is known. If they
+        take seeds in turn, the order of the seeds is drawn uniformly.
+        """
+        draw, below = self.uniform(FOR_SEED, stream, counter), self._share_below
+        if self.in_turn and stream == UNIFORM_STREAM:
+            position = self._turns[counter % len(self.seeds)]
+        elif below is None or stream != UNIFORM_STREAM:
+            position = np.minimum((draw * len(self.seeds)).astype(np.int64), len(self.seeds) - 1)
+        else:
+            position = np.minimum(below.searchsorted(draw, "right"), len(self.seeds) - 1)
+        is_occurring = stream == UNIFORM_STREAM
+        theta = self.occurring_theta(stream, counter) if is_occurring else self.uniform_theta(stream, counter)
+        return self.tests(number, position, theta, "uniform")
+
+    @cached_property
+    def _turns(self) -> Ints:
+        return self.order(-1)
 
     def order(self, epoch: int) -> Ints:
         """All positions, in a new random order for each epoch."""
@@ -157,8 +189,6 @@ class Policy(Protocol):
     """Whether its tests are also run on other models."""
     rivals: tuple[AnyTarget, ...] = ()
     """Those models."""
-    former_names: Mapping[str, str] = {}
-    """Names of parts of its state in stored runs, and those that they have now."""
     state: State
 
     def init(self, space: Space) -> None:
@@ -211,24 +241,21 @@ class Novelty:
         numbers = self._keys(tests)
         keys, before = numbers.tolist(), len(self._seen)
         known = self._seen.intersection(keys)
-        self._add(numbers, keys)
+        self._seen.update(keys)
+        self._added.append(numbers)
         if len(self._seen) == before + len(keys):
             return tests
         repeated = np.isin(numbers, list(known)) | _again(numbers)
-        tests = self._with_new_noise(tests, repeated) if self.space.is_random else self._redrawn(tests, repeated)
+        tests = self._redrawn(tests, repeated)
         again = self._keys(tests[repeated])
-        self._add(again, again.tolist())
+        self._seen.update(again.tolist())
+        self._added.append(again)
         return tests
 
-    def _add(self, numbers: Ints, keys: list[int]) -> None:
-        self._seen.update(keys)
-        self._added.append(numbers)
-
-    def _with_new_noise(self, tests: Tests, repeated: Bools) -> Tests:
-        fresh = self.space.tests(tests.number, self.space.position(tests.seed), tests.theta, tests.kind)
-        return replace(tests, noise_seed=np.where(repeated, fresh.noise_seed, tests.noise_seed))
-
     def _redrawn(self, tests: Tests, repeated: Bools) -> Tests:
+        if self.space.is_random:
+            fresh = self.space.tests(tests.number, self.space.position(tests.seed), tests.theta, tests.kind)
+            return replace(tests, noise_seed=np.where(repeated, fresh.noise_seed, tests.noise_seed))
         fresh = self.space.uniform_tests(tests.number, SEARCH_STREAM, tests.number)
         return replace(
             tests,

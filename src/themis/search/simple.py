@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from themis.measure.tests import Ints, Results, Tests
-from themis.search.ascent import step_uphill
+from themis.search.kinds import step_uphill
 from themis.search.policy import SEARCH_STREAM, Policy, Space, State
 
 
