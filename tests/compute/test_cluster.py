@@ -83,7 +83,7 @@ def test_a_worker_looks_up_modules_and_data_where_the_driver_does(exists, tmp_pa
     monkeypatch.setattr(sys, "path", before := [*sys.path])
     work, modules, data = map(str, folders)
     variables = {"THEMIS_DATA": data, "MKL_CBWR": "COMPATIBLE"}
-    WorkerHost(work, [modules], variables, torch.get_num_threads(), "a mailbox that nobody has")
+    WorkerHost(work, [modules], variables, torch.get_num_threads())
     assert os.environ["MKL_CBWR"] == "COMPATIBLE"
     assert os.getcwd() == (work if exists else str(here))
     assert os.environ["THEMIS_DATA"] == (data if exists else "own")

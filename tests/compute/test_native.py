@@ -5,17 +5,17 @@ import pytest
 import torch
 
 from themis.compute import native as native_module
-from themis.compute.native import BLOCK, CompiledFold, accumulate, addresses, library, sums_of, verdict
+from themis.compute.native import FOLD_BLOCK, CompiledFold, addresses, library, verdict
 from themis.measure import fold as fold_module
-from themis.measure import panel as panel_module
-from themis.measure.panel import Panel, Shape, choose_panel
+from themis.measure import moments as panel_module
+from themis.measure.moments import Panel, Shape, choose_panel
 from themis.oracle import Wrong
 from themis.oracle import classes as classes_module
 
 pytestmark = [pytest.mark.quick, pytest.mark.skipif(library() is None, reason="not compiled on this machine")]
 
 
-@pytest.mark.parametrize("n", [1, 7, BLOCK - 1, BLOCK, 3 * BLOCK + 5])
+@pytest.mark.parametrize("n", [1, 7, FOLD_BLOCK - 1, FOLD_BLOCK, 3 * FOLD_BLOCK + 5])
 @pytest.mark.parametrize("n_tests", [1, 33])
 def test_sums_agree_with_torch(n, n_tests):
     rng = torch.Generator().manual_seed(n)
@@ -30,7 +30,7 @@ def test_sums_agree_with_torch(n, n_tests):
     torch.testing.assert_close(squares, (sensitivity - shift).square().sum(0), rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("n", [1, 7, BLOCK, 3 * BLOCK + 5])
+@pytest.mark.parametrize("n", [1, 7, FOLD_BLOCK, 3 * FOLD_BLOCK + 5])
 def test_the_panel_gets_the_signed_differences_to_the_bit(n):
     layers = [(torch.randn(9, size), torch.randn(20, size), torch.randint(0, 20, (9,))) for size in (n, n + 3)]
     panels = [torch.randperm(size)[: max(1, size // 3)].sort().values for size in (n, n + 3)]
@@ -45,7 +45,7 @@ def test_the_panel_gets_the_signed_differences_to_the_bit(n):
 
 
 def test_layers_are_folded_side_by_side():
-    sizes, (shift, sums, squares) = (BLOCK + 5, 3, 2 * BLOCK), torch.rand(3, 3 * BLOCK + 8)
+    sizes, (shift, sums, squares) = (FOLD_BLOCK + 5, 3, 2 * FOLD_BLOCK), torch.rand(3, 3 * FOLD_BLOCK + 8)
     fold, start = CompiledFold(library(), 3, 6, shift, sums, squares), 0
     for size in sizes:
         activations, clean, rows = torch.randn(6, size), torch.randn(4, size), torch.randint(0, 4, (6,))
@@ -71,11 +71,11 @@ def test_what_does_not_fit_is_not_folded():
         fold.add(torch.randn(6, 5), clean[:, :5].contiguous(), rows, 10, none)
 
 
-@pytest.mark.parametrize("n", [1, BLOCK + 5])
+@pytest.mark.parametrize("n", [1, FOLD_BLOCK + 5])
 def test_sums_of_activations_agree_with_torch(n):
     activations, shift = torch.randn(33, n), torch.rand(n)
     sums, squares = torch.empty(2, n)
-    sums_of(library(), activations, shift, sums, squares)
+    library().themis_sums(activations, 33, n, shift, sums, squares)
     torch.testing.assert_close(sums, (activations - shift).sum(0), rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(squares, (activations - shift).square().sum(0), rtol=1e-5, atol=1e-4)
 
@@ -143,7 +143,7 @@ def test_addresses_are_those_of_the_arrays_that_c_expects():
 def test_accumulate_adds_in_float64():
     total, part = torch.rand(100_000, dtype=torch.float64), torch.rand(100_000)
     expected = total + part
-    accumulate(library(), total, part)
+    library().themis_accumulate(total, part, len(part))
     assert torch.equal(total, expected)
 
 

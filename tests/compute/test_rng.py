@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from themis.compute import kernels, native
+from themis.compute import gpu, native
 from themis.compute.rng import BELOW_ONE, Rng, mix, mix_in_numpy, uniform
 
 pytestmark = pytest.mark.quick
@@ -137,13 +137,13 @@ def test_the_compiled_hash_takes_arrays_that_cannot_be_written_or_are_not_contig
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_draws_the_same_numbers_in_one_kernel(monkeypatch):
     fused, on_cpu = Rng(seeds(50).cuda()), Rng(seeds(50))
-    assert kernels.uniform(torch.device("cuda:0")) is not None, "the kernel was compiled"
+    assert gpu.uniform_kernel(torch.device("cuda:0")) is not None, "the kernel was compiled"
     for n in (1, 7, 5000, 3):
         assert torch.equal(fused.uniform(n).cpu(), on_cpu.uniform(n))
     normal = fused.normal(31, 9)
     torch.testing.assert_close(normal.cpu(), on_cpu.normal(31, 9), atol=1e-5, rtol=1e-5)
     plain = Rng(seeds(50).cuda())
-    monkeypatch.setattr(kernels, "uniform", lambda device: None)
-    monkeypatch.setattr(kernels, "pairs", lambda device: None)
+    monkeypatch.setattr(gpu, "uniform_kernel", lambda device: None)
+    monkeypatch.setattr(gpu, "pairs_kernel", lambda device: None)
     assert torch.equal(plain.uniform(5011), Rng(seeds(50)).uniform(5011).cuda())
     torch.testing.assert_close(plain.normal(31, 9), normal, atol=1e-5, rtol=1e-5)

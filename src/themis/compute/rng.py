@@ -10,13 +10,14 @@ import pickle
 import random
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from themis.compute import kernels, native
+from themis.compute import gpu, native
 
 BELOW_ONE = 1 - 2.0**-24
 """The largest float32 below 1."""
@@ -37,12 +38,20 @@ def host_randomness() -> bytes:
 
 def mix(*words: int | NDArray[np.int64]) -> NDArray[np.int64]:
     """A 63-bit hash of integers and integer arrays, elementwise, with SplitMix64 as the mixer."""
+    return _mixed(words, is_uniform=False)
+
+
+def uniform(*words: int | NDArray[np.int64]) -> NDArray[np.float64]:
+    """Uniform numbers in [0, 1), a function of the words only."""
+    return _mixed(words, is_uniform=True)
+
+
+def _mixed(words: tuple[int | NDArray[np.int64], ...], *, is_uniform: bool) -> NDArray[Any]:
     prefix, rest = _mix_prefix(words)
     if rest and (library := native.library()) is not None:
-        mixed = native.mix(library, prefix, _as_arrays(rest), is_uniform=False)
-        if mixed is not None:
-            return mixed
-    return mix_in_numpy(prefix, rest)
+        return native.mix(library, prefix, list(map(_as_array, rest)), is_uniform=is_uniform)
+    mixed = mix_in_numpy(prefix, rest)
+    return (mixed >> 10).astype(np.float64) * 2.0**-53 if is_uniform else mixed
 
 
 def mix_in_numpy(prefix: int, words: Sequence[int | NDArray[np.int64]]) -> NDArray[np.int64]:
@@ -74,18 +83,9 @@ def prefix(*words: int) -> int:
     return _mix_prefix(words)[0]
 
 
-def _as_arrays(words: Sequence[int | NDArray[np.int64]]) -> list[NDArray[np.int64]]:
-    """The words as arrays of 64-bit integers."""
-    arrays = []
-    for word in words:
-        if isinstance(word, int):
-            array = np.array(word & _UINT64, dtype=np.uint64).view(np.int64)
-        else:
-            array = np.asarray(word)
-            if array.dtype != np.int64:
-                array = array.astype(np.uint64).view(np.int64)
-        arrays.append(array)
-    return arrays
+def _as_array(word: int | NDArray[np.int64]) -> NDArray[np.int64]:
+    """A word as an array of 64-bit integers."""
+    return np.asarray(word & _UINT64 if isinstance(word, int) else word).astype(np.uint64).view(np.int64)
 
 
 @lru_cache(maxsize=256)
@@ -97,95 +97,73 @@ def _mix_scalar(state: int) -> int:
     return state ^ (state >> 31)
 
 
-def uniform(*words: int | NDArray[np.int64]) -> NDArray[np.float64]:
-    """Uniform numbers in [0, 1), a function of the words only."""
-    prefix, rest = _mix_prefix(words)
-    if rest and (library := native.library()) is not None:
-        drawn = native.mix(library, prefix, _as_arrays(rest), is_uniform=True)
-        if drawn is not None:
-            return drawn
-    return (mix_in_numpy(prefix, rest) >> 10).astype(np.float64) * 2.0**-53
-
-
 class Rng:
     """Noise for a batch of tests: row `k` depends on `noise_seed[k]` and on how much was drawn before it."""
 
     def __init__(self, noise_seed: Tensor, drawn: int = 0) -> None:
-        """`drawn` is how many numbers have been drawn before, as the attribute of another one says."""
-        self._noise_seed, self._drawn = noise_seed, drawn
+        self.noise_seed = noise_seed
+        self.drawn = drawn
+        """How many numbers have been drawn for each test; set it to continue from another number."""
         self._native = native.library() if noise_seed.device.type == "cpu" else None
-
-    @property
-    def noise_seed(self) -> Tensor:
-        """The noise seeds of the tests."""
-        return self._noise_seed
-
-    @property
-    def drawn(self) -> int:
-        """How many numbers have been drawn for each test."""
-        return self._drawn
 
     def by_frame(self, frames: int, *, is_new: bool) -> Rng:
         """Noise for each frame of the tests' clips, `[tests * frames, ...]`: new in each frame, or the same in all."""
-        seed = self._noise_seed[:, None].expand(-1, frames)
+        seed = self.noise_seed[:, None].expand(-1, frames)
         if is_new:
             seed = seed + torch.arange(frames, device=seed.device) * FRAME_STEP
-        return Rng(seed.flatten(), self._drawn)
-
-    def skip_to(self, drawn: int) -> None:
-        """Continue as if this many numbers had been drawn."""
-        self._drawn = drawn
+        return Rng(seed.flatten(), self.drawn)
 
     @cached_property
     def _halves(self) -> tuple[Tensor, Tensor]:
         # Two 32-bit halves, because int32 arithmetic wraps, vectorises on CPUs and is the same on every device.
-        seed = self._noise_seed
+        seed = self.noise_seed
         return seed.to(torch.int32).contiguous(), (seed >> 32).to(torch.int32).contiguous()
-
-    def _bits(self, n: int) -> Tensor:
-        """`[tests, n]` well-mixed 32-bit words: a Weyl sequence from the low half, hashed with the high half."""
-        low, high = self._halves
-        counter = torch.arange(self._drawn, self._drawn + n, dtype=torch.int32, device=low.device)
-        self._drawn += n
-        x = counter.mul_(-1640531527) + low[:, None]  # 2**32 / golden ratio, as a signed word
-        x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(0x21F0AAAD)
-        x.add_(high[:, None])
-        x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(-749065833)  # 0xD35A2997
-        return x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF))
 
     def uniform(self, *shape: int) -> Tensor:
         """Uniform noise in (0, 1), float32 `[tests, *shape]`."""
         n = math.prod(shape)
         if self._native is not None:
-            drawn, self._drawn = self._drawn, self._drawn + n
-            return native.uniform(self._native, self._noise_seed.contiguous(), drawn, n).view(-1, *shape)
-        if (fused := kernels.uniform(self._noise_seed.device)) is not None:
-            low, high = self._halves
-            counter = torch.arange(self._drawn, self._drawn + n, dtype=torch.int32, device=low.device)
-            self._drawn += n
+            out = torch.empty(len(self.noise_seed), n, dtype=torch.float32)
+            self._native.themis_uniform(self.noise_seed.contiguous(), len(out), self.drawn, n, out)
+            self.drawn += n
+            return out.view(-1, *shape)
+        low, high = self._halves
+        counter = torch.arange(self.drawn, self.drawn + n, dtype=torch.int32, device=low.device)
+        self.drawn += n
+        if (fused := gpu.uniform_kernel(low.device)) is not None:
             bits: Tensor = fused(counter, low[:, None], high[:, None])
             return bits.view(torch.float32).view(-1, *shape)
-        integers = (self._bits(n) >> 8).bitwise_and_(0xFFFFFF).float()
-        return integers.add_(0.5).mul_(2.0**-24).clamp_(max=BELOW_ONE).view(-1, *shape)
+        # Well-mixed 32-bit words: a Weyl sequence from the low half, hashed with the high half.
+        x = counter.mul_(-1640531527) + low[:, None]  # 2**32 / golden ratio, as a signed word
+        x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(0x21F0AAAD)
+        x.add_(high[:, None])
+        x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(-749065833)  # 0xD35A2997
+        x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF))
+        return (x >> 8).bitwise_and_(0xFFFFFF).float().add_(0.5).mul_(2.0**-24).clamp_(max=BELOW_ONE).view(-1, *shape)
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal noise, float32 `[tests, *shape]`, by the Box-Muller transform."""
         n = math.prod(shape)
         half = (n + 1) // 2
         if self._native is not None:
-            drawn, self._drawn = self._drawn, self._drawn + 2 * half
-            return native.normal(self._native, self._noise_seed.contiguous(), drawn, n).view(-1, *shape)
+            out = torch.empty(len(self.noise_seed), n, dtype=torch.float32)
+            self._native.themis_normal(self.noise_seed.contiguous(), len(out), self.drawn, n, None, None, out)
+            self.drawn += 2 * half
+            return out.view(-1, *shape)
         u = self.uniform(2 * half)
-        make_pairs = kernels.pairs(u.device) or normal_pairs
+        make_pairs = gpu.pairs_kernel(u.device) or normal_pairs
         return torch.cat(make_pairs(u[:, :half], u[:, half:]), 1)[:, :n].reshape(len(u), *shape)
 
     def add_normal(self, inputs: Tensor, sigma: Tensor) -> Tensor:
         """`inputs [tests, ...]` plus standard normal noise times `sigma [tests]`."""
         is_plain = inputs.dtype == sigma.dtype == torch.float32 and inputs.is_contiguous() and len(inputs)
         if self._native is not None and is_plain and not (inputs.requires_grad or sigma.requires_grad):
-            n = inputs.numel() // len(inputs)
-            drawn, self._drawn = self._drawn, self._drawn + n + n % 2
-            return native.add_normal(self._native, self._noise_seed.contiguous(), drawn, inputs, sigma.contiguous())
+            sigma, out, n = sigma.contiguous(), torch.empty_like(inputs), inputs[0].numel()
+            native.expect((len(inputs),), self.noise_seed, sigma)
+            at = native.SINGLE.address(sigma), native.SINGLE.address(inputs)
+            self._native.themis_normal(self.noise_seed.contiguous(), len(inputs), self.drawn, n, *at, out)
+            self.drawn += n + n % 2
+            return out
         noise, sigma = self.normal(*inputs.shape[1:]), sigma.view(-1, *(1,) * (inputs.ndim - 1))
         if sigma.requires_grad or noise.dtype != inputs.dtype:
             return inputs + noise * sigma

@@ -10,23 +10,19 @@ import os
 import sys
 import time
 import warnings
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-from uuid import uuid4
+from typing import Any
 
 from themis.compute.cluster import ROOM_SECONDS, RayExecutor, has_room
-from themis.compute.mailbox import Letter, Mailbox
 from themis.errors import ModelError, ThemisError, first_line, warn
 
 MOST_CRASHES = 3
 """How many workers may die of the same call; and per worker, how many in a row before their first call."""
 AHEAD = 6
 """Calls per worker that are made before the oldest one was taken: the results wait in memory."""
-IDLE_CALLS = 3
-"""Calls with which a worker bridges the time until the driver calls it next."""
 DEPTH = 2
 """Calls that a worker is given before it has answered the first of them."""
 _POLL_SECONDS = 5.0
@@ -36,78 +32,40 @@ DATA_FOLDER = "THEMIS_DATA"
 """The environment variable with the folder of data sets."""
 KERNELS = "MKL_CBWR"
 """The environment variable that fixes which kernels MKL uses."""
-PLACE, IDLE = "place", "idle"
-"""Calls of the pool itself: the first of a worker, which is answered once the cluster has placed it, and what it does
-when it is idle."""
 
 
-class Pool(Protocol):
-    """Workers of one kind. A call goes to any of them; a broadcast goes to all, and to those that replace them."""
+@dataclass(eq=False)
+class _Call:
+    """A call of a method, and what has become of it."""
+
+    method: str
+    values: tuple[Any, ...] = ()
+    number: int | None = None
+    """None for calls that set a worker up, or that every worker answers."""
+    label: str = ""
+    group: str | None = None
+    is_urgent: bool = True
+    is_waiting: bool = True
+    """Whether no worker was given it, or it has to be made again."""
+    is_suspect: bool = False
+    """Whether a worker has died that was given it: it is now made alone."""
+    n_crashes: int = 0
+    """How many workers have died while they ran it."""
+    is_done: bool = False
+    answer: Any = None
+    error: Exception | None = None
 
     @property
-    def n_workers(self) -> int:
-        """The number of workers."""
+    def order(self) -> tuple[bool, int | None]:
+        """Urgent calls are made first, and older ones before newer ones."""
+        return not self.is_urgent, self.number
 
-    def share(self, value: Any) -> Any:
-        """A value that several calls are given; it is sent to each machine once."""
+    def finish(self, answer: Any, error: Exception | None = None) -> None:
+        self.is_done, self.answer, self.error = True, answer, error
 
-    def broadcast(self, method: str, *values: Any) -> None:
-        """Call a method of every worker, before all calls that are submitted later."""
-
-    def when_idle(self, method: str) -> None:
-        """Call a method of workers that have nothing to do, a few times at once and then while others work.
-
-        It returns whether there is more to do.
-        """
-
-    def submit(self, label: str, method: str, *values: Any, group: str | None = None, is_urgent: bool = True) -> int:
-        """Call a method of one worker; returns the number of the call.
-
-        label: what the call is, in messages. group: calls of one group go to the same worker where that costs no time.
-        A call that is not urgent waits until a worker would be idle while others still work on urgent ones.
-        """
-
-    def hasten(self, call: int) -> None:
-        """Make a call urgent."""
-
-    def fill(self) -> None:
-        """Give calls that are not urgent to workers that have nothing to do: no other will come for a while."""
-
-    def result(self, call: int) -> Any:
-        """Wait for what a call returns, and forget it. If it has raised an error or ended its workers, raise that."""
-
-    def discard(self, call: int) -> None:
-        """Forget a call whose result is not needed."""
-
-    def next_done(self, calls: Iterable[int]) -> int:
-        """Wait until one of these calls is done, and return its number."""
-
-
-@dataclass(frozen=True)
-class _Submitted:
-    """A call that any worker can execute."""
-
-    label: str
-    method: str
-    values: tuple[Any, ...]
-    group: str | None
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A call that one worker executes."""
-
-    number: int | None
-    """None for calls that set the worker up."""
-    label: str
-    ref: Any
-
-
-@dataclass(frozen=True)
-class _Failed:
-    """The result of a call that has none."""
-
-    error: Exception
+    def repeat(self) -> None:
+        """Make the call again."""
+        self.is_waiting = self.is_suspect = True
 
 
 @dataclass(eq=False)
@@ -115,21 +73,19 @@ class _Actor:
     """A worker, and the calls that it has not answered, in the order in which it executes them."""
 
     handle: Any
-    mailbox: Mailbox | None
-    """Where it leaves large answers; it may not find it, and sends them then."""
-    calls: deque[_Call] = field(default_factory=deque)
+    calls: deque[tuple[_Call, Any]] = field(default_factory=deque)
+    """Each with Ray's reference to its answer."""
     groups: set[str | None] = field(default_factory=set)
     is_ready: bool = False
-    is_complete: bool = False
-    """Whether nothing is left to do while it is idle."""
     since: float = 0.0
     """When it began its oldest call."""
 
-    def send(self, call: _Call) -> None:
+    def send(self, call: _Call) -> _Call:
         """Add a call, which is executed after the others."""
         if not self.calls:
             self.since = time.monotonic()
-        self.calls.append(call)
+        self.calls.append((call, self.handle.call.remote(call.method, *call.values)))
+        return call
 
     def forget(self) -> None:
         """Drop the oldest call."""
@@ -138,7 +94,7 @@ class _Actor:
 
 
 class RayPool:
-    """Workers that are actors of Ray.
+    """Workers that are actors of Ray. A call goes to any of them.
 
     `make` creates the object that calls go to, in the process of the worker. A worker executes its calls in order; a
     worker that dies is replaced, and its calls are made again, each alone in its worker: the answer to one may have
@@ -159,16 +115,9 @@ class RayPool:
             ) from error
         self._make = ray.put(made)
         self._broadcasts: list[tuple[str, tuple[Any, ...]]] = []
-        self._submitted: dict[int, _Submitted] = {}
-        self._waiting: list[int] = []
-        """Calls that no worker was given, in the order in which they are: those that are urgent, then the others."""
-        self._spare: set[int] = set()
-        """Calls that are not urgent."""
-        self._awaited: int | None = None
-        self._done: dict[int, Any] = {}
-        self._crashes: Counter[int] = Counter()
-        self._suspects: set[int | None] = set()
-        self._idle_method: str | None = None
+        self._calls: dict[int, _Call] = {}
+        """The calls whose results were not taken."""
+        self._awaited: _Call | None = None
         self._failed_starts = 0
         self._n_calls = 0
         self._host = ray.remote(
@@ -185,58 +134,62 @@ class RayPool:
         return self._executor.workers
 
     def share(self, value: Any) -> Any:
+        """A value that several calls are given; it is sent to each machine once."""
         return self._ray.put(value)
 
     def broadcast(self, method: str, *values: Any) -> None:
+        """Call a method of every worker, also of those that replace them, before all calls that are made later."""
         self._broadcasts.append((method, values))
         for actor in self._actors:
-            actor.send(_Call(None, method, actor.handle.call.remote(method, *values)))
+            actor.send(_Call(method, values))
 
-    def when_idle(self, method: str) -> None:
-        self._idle_method = method
-        for actor in self._actors:
-            if actor.is_ready and not actor.calls:
-                self._occupy(actor, method, IDLE_CALLS)
+    def ask_all(self, method: str, *values: Any) -> list[Any]:
+        """What all workers answer to a call; those that die meanwhile answer nothing."""
+        asked = [actor.send(_Call(method, values)) for actor in self._actors if actor.is_ready]
+        while any(call in asked for actor in self._actors for call, _ in actor.calls):
+            self._receive_next()
+        return [call.answer for call in asked if call.is_done]
 
     def submit(self, label: str, method: str, *values: Any, group: str | None = None, is_urgent: bool = True) -> int:
+        """Call a method of one worker; returns the number of the call.
+
+        label: what the call is, in messages. group: calls of one group go to the same worker where that costs no time.
+        A call that is not urgent waits until a worker would be idle while others still work on urgent ones.
+        """
         number, self._n_calls = self._n_calls, self._n_calls + 1
-        self._submitted[number] = _Submitted(label, method, values, group)
-        if not is_urgent:
-            self._spare.add(number)
-        self._wait_for_worker([number])
+        self._calls[number] = _Call(method, values, number, label, group, is_urgent)
         self._assign()
         return number
 
     def hasten(self, call: int) -> None:
-        self._spare.discard(call)
-        self._wait_for_worker([])
+        """Make a call urgent."""
+        self._calls[call].is_urgent = True
         self._assign()
 
     def fill(self) -> None:
+        """Give calls that are not urgent to workers that have nothing to do: no other will come for a while."""
         self._assign(is_pausing=True)
 
     def result(self, call: int) -> Any:
-        self._awaited = call
+        """Wait for what a call returns, and forget it. If it has raised an error or ended its workers, raise that."""
+        self._awaited = awaited = self._calls[call]
         self.hasten(call)
-        while call not in self._done:
+        while not awaited.is_done:
             self._receive_next()
-        del self._submitted[call]
-        result = self._done.pop(call)
-        if isinstance(result, _Failed):
-            raise result.error
+        del self._calls[call]
+        if awaited.error is not None:
+            raise awaited.error
         self._assign()
-        return result
+        return awaited.answer
 
     def discard(self, call: int) -> None:
-        self._submitted.pop(call, None)
-        self._done.pop(call, None)
-        self._spare.discard(call)
-        with suppress(ValueError):
-            self._waiting.remove(call)
+        """Forget a call whose result is not needed."""
+        self._calls.pop(call, None)
 
     def next_done(self, calls: Iterable[int]) -> int:
+        """Wait until one of these calls is done, and return its number."""
         numbers = list(calls)
-        while not (done := [number for number in numbers if number in self._done]):
+        while not (done := [number for number in numbers if self._calls[number].is_done]):
             self._receive_next()
         return done[0]
 
@@ -249,14 +202,13 @@ class RayPool:
 
     def _start(self) -> _Actor:
         """A new worker, which executes its calls once it is placed and has created its object."""
-        paths, name = [os.path.abspath(entry) for entry in sys.path], f"themis-{uuid4().hex}"
-        mailbox = Mailbox.create(name, DEPTH)
+        paths = [os.path.abspath(entry) for entry in sys.path]
         variables = {each: os.environ[each] for each in (DATA_FOLDER, KERNELS) if each in os.environ}
-        handle = self._host.remote(os.getcwd(), paths, variables, self._executor.threads, name)
-        actor = _Actor(handle, mailbox)
-        actor.calls += [_Call(None, PLACE, handle.place.remote()), _Call(None, "make", handle.make.remote(self._make))]
+        handle = self._host.remote(os.getcwd(), paths, variables, self._executor.threads)
+        actor = _Actor(handle)
+        actor.calls += [(_Call("place"), handle.place.remote()), (_Call("make"), handle.make.remote(self._make))]
         for method, values in self._broadcasts:
-            actor.calls.append(_Call(None, method, handle.call.remote(method, *values)))
+            actor.send(_Call(method, values))
         return actor
 
     def _assign(self, *, is_pausing: bool = False) -> None:
@@ -268,64 +220,42 @@ class RayPool:
 
         is_pausing: whether the driver makes no call for a while, so that workers get calls that are not urgent.
         """
-        while self._waiting:
-            number = self._awaited if self._awaited in self._waiting else self._waiting[0]
-            if number != self._awaited and len(self._done) >= AHEAD * self.n_workers:
+        n_done = sum(call.is_done for call in self._calls.values())
+        while waiting := [call for call in self._calls.values() if call.is_waiting]:
+            call = self._awaited if self._awaited in waiting else min(waiting, key=lambda call: call.order)
+            if call is not self._awaited and n_done >= AHEAD * self.n_workers:
                 return
-            is_spare = number in self._spare
-            if is_spare and not is_pausing and not self._are_urgent_under_way():
+            if not (call.is_urgent or is_pausing or self._are_urgent_under_way()):
                 return
-            depth = DEPTH if self._submitted[number].group is None and not is_spare else 1
+            depth = DEPTH if call.group is None and call.is_urgent else 1
             free = [actor for actor in self._actors if actor.is_ready and len(actor.calls) < depth]
             if not free:
                 return
-            actor = min(free, key=lambda actor: (len(actor.calls), not actor.is_complete, actor.since))
-            if self._submitted[number].group is not None:
-                number = self._choose(actor)
-            if actor.calls and not self._suspects.isdisjoint([number, *(call.number for call in actor.calls)]):
+            actor = min(free, key=lambda actor: (len(actor.calls), actor.since))
+            if call.group is not None:
+                call = self._choose(actor, waiting)
+            if actor.calls and (call.is_suspect or any(other.is_suspect for other, _ in actor.calls)):
                 return
-            self._waiting.remove(number)
-            call = self._submitted[number]
+            call.is_waiting = False
             actor.groups.add(call.group)
-            actor.send(_Call(number, call.label, actor.handle.call.remote(call.method, *call.values)))
+            actor.send(call)
 
     def _are_urgent_under_way(self) -> bool:
         """Whether urgent calls are executed, so that a worker would wait for others; one that is alone never does.
 
         The worker that answers the last urgent call is not given any other: the driver will have one for it at once.
         """
-        if len(self._actors) == 1:
-            return True
-        under_way = {call.number for actor in self._actors for call in actor.calls}
-        return not under_way.isdisjoint(self._submitted.keys() - self._spare)
+        under_way = (call for actor in self._actors for call, _ in actor.calls)
+        return len(self._actors) == 1 or any(call.is_urgent and call.number in self._calls for call in under_way)
 
-    def _use_idle(self) -> None:
-        """Give something useful to workers that would wait for others."""
-        method = self._idle_method
-        if method is None or not any(call.number in self._submitted for actor in self._actors for call in actor.calls):
-            return
-        for actor in self._actors:
-            if actor.is_ready and not actor.calls and not actor.is_complete:
-                self._occupy(actor, method, 1)
-
-    def _occupy(self, actor: _Actor, method: str, n_calls: int) -> None:
-        for _ in range(n_calls):
-            actor.send(_Call(None, IDLE, actor.handle.call.remote(method)))
-
-    def _choose(self, actor: _Actor) -> int:
+    def _choose(self, actor: _Actor, waiting: list[_Call]) -> _Call:
         """The next call for a worker: of a group that it has had, else of one that no other has, else the oldest."""
         elsewhere = {group for other in self._actors if other is not actor for group in other.groups}
-
-        def rank(number: int) -> tuple[bool, bool]:
-            group = self._submitted[number].group
-            return group not in actor.groups, group in elsewhere
-
-        return min(self._waiting, key=rank)
+        return min(waiting, key=lambda call: (call.group not in actor.groups, call.group in elsewhere, call.order))
 
     def _receive_next(self) -> None:
         """Wait until some worker has answered its oldest call, and take the answer."""
-        self._use_idle()
-        heads = {actor.calls[0].ref: actor for actor in self._actors if actor.calls}
+        heads = {actor.calls[0][1]: actor for actor in self._actors if actor.calls}
         ready, _ = self._ray.wait(list(heads), num_returns=1, timeout=_POLL_SECONDS)
         if not ready:
             self._check_placed()
@@ -334,72 +264,53 @@ class RayPool:
         self._assign()
 
     def _receive(self, actor: _Actor) -> None:
-        errors = self._ray.exceptions
-        call = actor.calls[0]
+        errors, (call, ref) = self._ray.exceptions, actor.calls[0]
         try:
-            answer = self._ray.get(call.ref)
-            if isinstance(answer, Letter) and actor.mailbox is not None:
-                answer = actor.mailbox.take(answer)
+            call.finish(self._ray.get(ref))
         except errors.RayTaskError as error:
-            translated = _translated(error.cause if isinstance(error.cause, Exception) else error)
+            cause = error.cause if isinstance(error.cause, Exception) else error  # without the frames of Ray
+            translated: Exception = ModelError(
+                f"a worker failed with {type(cause).__name__}: {' '.join(str(cause).split())}"
+            )
+            if isinstance(cause, ThemisError):
+                translated = type(cause)(str(cause))
             if call.number is None:
                 raise translated from error
-            self._finish(call.number, _Failed(translated))
+            call.finish(None, translated)
         except errors.ObjectLostError:  # its machine has died after it had answered
-            if call.number is not None:
-                self._repeat([call.number])
+            call.repeat()
         except errors.RayError as error:
             self._replace(actor, error)
             return
-        else:
-            if call.number is not None:
-                self._finish(call.number, answer)
-            elif call.label == IDLE:
-                actor.is_complete = not answer
         actor.forget()
-        if not actor.is_ready and not any(call.number is None for call in actor.calls):
+        if not actor.is_ready and all(call.number is not None for call, _ in actor.calls):
             actor.is_ready, self._failed_starts = True, 0
 
     def _replace(self, actor: _Actor, error: Exception) -> None:
         """Start another worker in place of one that has died, and make its calls again."""
-        first = actor.calls[0].number
+        first, _ = actor.calls[0]
         if "node has died" not in str(error):  # for the death of a machine, no call is to blame
-            if first is None:
-                self._failed_starts += 1
-            else:
-                self._crashes[first] += 1
+            first.n_crashes += 1
+            self._failed_starts += first.number is None
         if self._failed_starts >= MOST_CRASHES * self._executor.workers:
             raise ModelError(f"{self._failed_starts} workers in a row died before their first call: {_reason(error)}")
-        if first is not None and self._crashes[first] >= MOST_CRASHES:
+        if first.number is not None and first.n_crashes >= MOST_CRASHES:
             crash = ModelError(
-                f"{MOST_CRASHES} workers in a row died while they ran {actor.calls[0].label}, so the model seems to "
+                f"{MOST_CRASHES} workers in a row died while they ran {first.label}, so the model seems to "
                 f"crash its process: {_reason(error)}"
             )
-            self._finish(first, _Failed(crash))
+            first.finish(None, crash)
             actor.calls.popleft()
         warn("a worker has died and is replaced; its work is done again")
         with suppress(Exception):
             self._ray.kill(actor.handle)
-        self._repeat([call.number for call in actor.calls if call.number is not None])
+        for call, _ in actor.calls:
+            call.repeat()
         self._actors[self._actors.index(actor)] = self._start()
-
-    def _finish(self, call: int, result: Any) -> None:
-        if call in self._submitted:  # else it was discarded
-            self._done[call] = result
-
-    def _repeat(self, calls: list[int]) -> None:
-        """Make calls again, the oldest first."""
-        self._suspects.update(calls)
-        self._wait_for_worker(calls)
-
-    def _wait_for_worker(self, calls: list[int]) -> None:
-        """Let calls wait for a worker, before those that were submitted later or are less urgent."""
-        waiting = {*self._waiting, *calls} & self._submitted.keys()
-        self._waiting = sorted(waiting, key=lambda call: (call in self._spare, call))
 
     def _check_placed(self) -> None:
         """Refuse to wait for workers that no machine of the cluster has room for, now that others have died."""
-        is_waiting = all(actor.calls and actor.calls[0].label == PLACE for actor in self._actors)
+        is_waiting = all(actor.calls and actor.calls[0][0].method == "place" for actor in self._actors)
         if not is_waiting or has_room(self._ray.cluster_resources(), self._executor):
             self._had_room = time.monotonic()
         elif time.monotonic() - self._had_room > ROOM_SECONDS:
@@ -412,11 +323,10 @@ class RayPool:
 class WorkerHost:
     """The process of a worker: creates the object that calls go to, and passes them on."""
 
-    def __init__(self, folder: str, paths: list[str], variables: dict[str, str], threads: int, mailbox: str) -> None:
+    def __init__(self, folder: str, paths: list[str], variables: dict[str, str], threads: int) -> None:
         """Take over the driver's working folder, its paths of modules, and its data folder, if this machine has them.
 
-        The paths are searched last. variables: also how kernels of MKL are chosen, which it has not read yet. mailbox:
-        the name under which the driver waits for large answers.
+        The paths are searched last. variables: also how kernels of MKL are chosen, which it has not read yet.
         """
         import torch
 
@@ -430,7 +340,6 @@ class WorkerHost:
         torch.set_num_threads(threads)
         _keep_freed_memory()
         self._object: Any = None
-        self._mailbox = Mailbox.find(mailbox, DEPTH)
 
     def place(self) -> int:
         """The process of the worker, once it was placed."""
@@ -444,8 +353,7 @@ class WorkerHost:
 
     def call(self, method: str, *values: Any) -> Any:
         """Call a method of the object."""
-        answer = getattr(self._object, method)(*values)
-        return answer if self._mailbox is None else self._mailbox.post(answer)
+        return getattr(self._object, method)(*values)
 
 
 def _keep_freed_memory() -> None:
@@ -457,13 +365,6 @@ def _keep_freed_memory() -> None:
         set_option = ctypes.CDLL(None).mallopt
         set_option(M_MMAP_THRESHOLD, 32 << 20)  # the most that it accepts
         set_option(M_TRIM_THRESHOLD, 1 << 30)
-
-
-def _translated(error: Exception) -> Exception:
-    """An error of a worker as one of this process, without the frames of Ray."""
-    if isinstance(error, ThemisError):
-        return type(error)(str(error))
-    return ModelError(f"a worker failed with {type(error).__name__}: {' '.join(str(error).split())}")
 
 
 def _reason(error: Exception) -> str:

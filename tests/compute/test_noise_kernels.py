@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import torch
 
-from themis.compute import kernels
+from themis.compute import gpu
 from themis.compute.rng import Rng, normal_pairs
 
 COMPILER = shutil.which("c++")
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
     source = tmp_path_factory.mktemp("kernels") / "kernels.cpp"
-    source.write_text(CODE % (kernels.UNIFORM, kernels.PAIRS))
+    source.write_text(CODE % (gpu.UNIFORM_CODE, gpu.PAIRS_CODE))
     library = source.with_suffix(".so")
     subprocess.run([COMPILER, "-O1", "-fwrapv", "-shared", "-fPIC", source, "-o", library], check=True)
     return ctypes.CDLL(library)
