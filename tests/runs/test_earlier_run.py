@@ -19,6 +19,7 @@ def earlier(tmp_path, monkeypatch):
     return shutil.copytree(EARLIER, tmp_path / "run")
 
 
+@pytest.mark.filterwarnings("ignore:resumed in another environment")  # without the C library
 def test_an_earlier_run_whose_search_remembered_less_cannot_be_resumed(earlier):
     def content():
         return {path: path.read_bytes() for path in earlier.rglob("*") if path.is_file() and path.name != "run.lock"}

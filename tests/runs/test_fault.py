@@ -9,7 +9,7 @@ import pytest
 
 import themis
 from themis.oracle import KEPT_ANSWER
-from themis.runs.fault import COLUMNS, PLAIN
+from themis.runs.fault import COLUMNS, PLAIN_COLUMNS
 from themis.runs.faults import Faults
 from themis.runs.store import schema
 from themis.runs.store.schema import find_invalid_fault
@@ -22,7 +22,7 @@ THETA = [{"name": "sigma", "low": 0.0, "high": 1.0}]
 def columns():
     """Two faults without anything that may be missing."""
     numbers = {"str": np.array(["uniform", "search"]), "bool": np.array([True, False])}
-    plain = {each.name: numbers.get(each.type, np.arange(1, 3)).astype(each.dtype) for each in PLAIN}
+    plain = {each.name: numbers.get(each.type, np.arange(1, 3)).astype(each.dtype) for each in PLAIN_COLUMNS}
     arrays = {"theta": np.full((2, 1), 0.5, np.float32), "signature": np.array([[0.25, 0.75]] * 2, np.float32)}
     return {**plain, "chunk": np.array([8, 8]), **arrays}
 
@@ -60,11 +60,11 @@ def test_every_column_is_stored_under_its_name(database, columns):
     names = [each.name.replace("theta", "theta_sigma") for each in COLUMNS]
     assert stored == [*names, "tensors"]
     row = dict(zip(stored, database.execute("SELECT * FROM faults WHERE id = 1").fetchone(), strict=True))
-    assert all(row[each.name] == columns[each.name][0] for each in PLAIN)
+    assert all(row[each.name] == columns[each.name][0] for each in PLAIN_COLUMNS)
     assert find_invalid(database) is None
 
 
-@pytest.mark.parametrize("column", PLAIN, ids=lambda column: column.name)
+@pytest.mark.parametrize("column", PLAIN_COLUMNS, ids=lambda column: column.name)
 def test_a_value_outside_the_range_of_its_column_is_found(database, column):
     ends = [column.low - 1] * (column.low > -1e30) + [column.high + 1] * (column.high < 1e30)
     wrong = {"str": ["x" * 101], "bool": [2, -1, "x"], "int": ends or ["x"], "float": ["x", b"1", *ends]}[column.type]
@@ -78,14 +78,14 @@ def test_a_value_outside_the_range_of_its_column_is_found(database, column):
 
 
 def test_what_is_missing_is_null_in_the_database_and_none_in_a_fault(columns):
-    for column in PLAIN:
+    for column in PLAIN_COLUMNS:
         if column.missing is not None:
             columns[column.name] = np.full(2, column.missing, column.dtype)
     [row, _] = _fault_rows(columns, "gaussian", [None, None])
     stored = dict(zip([each.name for each in COLUMNS], row, strict=False))
     faults = Faults("gaussian", ("sigma",), ("a", "b"), None)
     faults.add(**columns)
-    for column in PLAIN:
+    for column in PLAIN_COLUMNS:
         if column.missing is not None and column.type == "int":
             assert stored[column.name] is None, column.name
         if column.missing is not None and column.is_optional:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from themis.runs.fault import describe_change, name_outcome, show_outcome
+from themis.runs.display.fault import describe_change
+from themis.runs.fault import name_outcome, show_outcome
 
 PETS = ("cat", "dog", "owl")
 OUTCOMES = {

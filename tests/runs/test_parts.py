@@ -16,10 +16,9 @@ from themis import Callback, DataError, StoreError, Target, UsageError
 from themis.cli import main
 from themis.data.groups import seed_hashes
 from themis.data.seeds import from_arrays, from_reader, read_seeds
-from themis.runs.analysis.robustness import robustness
-from themis.runs.analysis.shrink import shrink
+from themis.runs.analysis.shrink import robustness, shrink
 from themis.runs.parts import PARTS, Parts, SeedSplit, choose_part, read_parts, read_split, split
-from themis.runs.replay import Replayer
+from themis.runs.replay import Replayer, read_run
 from themis.runs.store.reader import Reader
 from themis.settings import Settings
 from themis.target.fingerprint import hash_seeds
@@ -202,9 +201,9 @@ def test_replay_shrink_and_the_curve_find_their_seeds(run_of):
             assert again.is_same
             assert again.input_gap in (None, 0)
             assert again.changes == []
-        shrunk = shrink(replayer, run.faults(limit=3))
+        shrunk = shrink(read_run(replayer), run.faults(limit=3))
         assert len(shrunk) == 3
-        assert robustness(replayer).n_seeds == result.start.n_usable
+        assert robustness(read_run(replayer)).n_seeds == result.start.n_usable
 
 
 def test_an_interrupted_campaign_resumes_to_the_same_end(run_of, tmp_path):
@@ -269,5 +268,5 @@ def test_a_missing_record_is_reported(run_of, tmp_path):
     _, out, _, digits = run_of
     copy = shutil.copytree(out, tmp_path / "run")
     (copy / "parts.safetensors").unlink()
-    with pytest.raises(StoreError, match="must hold the run's split, but it does not exist"):
+    with pytest.raises(StoreError, match="belongs to the run, but it does not exist: restore the run folder"):
         read_parts(copy, digits)

@@ -9,7 +9,7 @@ from torch import nn
 
 import themis
 from themis.errors import DataError, UsageError
-from themis.runs.replay import LiveRun, Replayer, StoredRun, live_handle, open_handle
+from themis.runs.replay import LiveRun, Replayer, as_run, live_handle
 from themis.runs.store.reader import Reader
 
 
@@ -34,7 +34,7 @@ def handles(stored):
     run, out = stored
     opened = themis.open_run(out, net(), data())
     assert isinstance(run.handle, LiveRun)
-    assert isinstance(opened.handle, StoredRun)
+    assert isinstance(opened.handle, Replayer)
     with closing(Reader(out)) as reader:
         yield [run.handle, opened.handle, Replayer(reader, themis.Target(net()), data())]
 
@@ -66,18 +66,11 @@ def test_all_handles_open_a_calculator_with_the_clean_outputs(handles):
         assert torch.is_grad_enabled()
 
 
-def test_all_handles_sweep_the_requested_seeds(handles):
-    for handle in handles:
-        calculator = handle.swept(np.array([2, 7]))
-        assert {2, 7} <= set(calculator.seeds.seed_id[calculator.clean.usable].tolist())
-
-
 def test_the_handle_of_a_run_is_the_one_of_its_faults(stored):
     run, out = stored
-    with open_handle(run) as handle:
-        assert handle is run.handle is run.faults.handle is live_handle(run)
-    with open_handle(str(out)) as handle, pytest.raises(UsageError, match="does not record how to create its data"):
-        assert handle.seeds
+    assert run.handle is run.faults.handle is live_handle(as_run(run))
+    with pytest.raises(UsageError, match="does not record how to create its data"):
+        assert as_run(str(out)).handle.seeds
 
 
 def test_a_run_of_another_process_has_no_live_handle(stored):
@@ -87,4 +80,4 @@ def test_a_run_of_another_process_has_no_live_handle(stored):
 
 def test_seeds_that_the_data_does_not_have_are_refused(handles):
     with pytest.raises(DataError, match="the data must hold the fault's seed 99, but it has 30 other seeds"):
-        handles[2].swept(np.array([99]))
+        handles[2].opened(np.array([99])).__enter__()

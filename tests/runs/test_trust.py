@@ -175,6 +175,7 @@ CHANGES = {
     "data": lambda record: record["origin"].update(data="evil:data"),
     "train": lambda record: record["origin"].update(train="evil:data"),
     "rivals": lambda record: record["origin"].update(rivals=["evil:net"]),
+    "reference": lambda record: record["origin"].update(against="evil:net"),
     "oracle": lambda record: record["origin"].update(oracle="evil:f"),
     "folder": lambda record: record["origin"].update(folder="/tmp"),
     "weights": lambda record: record["origin"].update(weights="/tmp/w.pt"),

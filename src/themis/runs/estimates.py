@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from themis.errors import StoreError
-from themis.judge.estimate import Estimate
+from themis.data.slices import SliceColumn, class_column, metadata_columns, slice_columns
+from themis.errors import StoreError, UsageError
+from themis.judge.calibration import Calibration
+from themis.judge.estimate import Estimate, share
 from themis.reading import check_form
-from themis.runs.fault import MAX_TESTS
-from themis.runs.run import ClassRate, Round, Seconds, StrengthPart
+from themis.runs.fault import MAX_TESTS, STREAMS
+from themis.runs.run import Round, Seconds, SliceRate, StrengthPart
 from themis.runs.store.schema import PROGRESS
 
 if TYPE_CHECKING:
@@ -24,17 +26,17 @@ if TYPE_CHECKING:
     from themis.runs.store.writer import Checkpoint
     from themis.search.policy import Space
 
-MAX_BINS = 12
+MAX_THETA_PARTS = 12
 """Equal parts of theta's range that the fault rate is shown for."""
 N_PARTS = 5
 """Equal parts of the strength that the share of correct answers is shown for."""
-MOST_CLASSES = 100
-"""Classes that the fault rate is shown for."""
 TESTS_PER_BIN = 10
 """Uniform tests that a part must have on average; with fewer tests there are fewer parts."""
 TESTS_AT_ONCE = 1 << 20
 """Tests whose theta is computed at a time."""
-Z = 1.959963984540054
+ALPHA = 0.05
+"""How often the limits of slices that hold together may fail."""
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,11 @@ class ThetaRates:
 
 
 def uniform_estimates(
-    summary: dict[str, Any] | None, progress: SavedProgress | None, rounds: Sequence[Round]
+    summary: dict[str, Any] | None, progress: SavedProgress | None, rounds: Sequence[Round], *, is_weighted: bool
 ) -> UniformEstimates:
     """Fault rate and residual risk: from the summary if there is one, otherwise from checkpoint and last round.
 
-    Runs of earlier versions have only the residual risk that counts what the uniform stream has seen.
+    is_weighted: whether the seeds have weights; the fault rate is then known only at the end.
     """
     if summary is not None:
         plain = (summary["fault_rate"], summary["residual_risk"], summary.get("residual_risk_uniform"))
@@ -97,7 +99,8 @@ def uniform_estimates(
     tests, faults = progress.uniform_tests_by_seed, progress.uniform_faults_by_seed
     of_uniform = unseen_mass(progress.uniform_times_seen, int(tests.sum()))
     of_campaign = rounds[-1].residual_risk if rounds else None
-    return UniformEstimates(fault_rate(tests, faults), of_campaign or of_uniform, of_uniform)
+    rate = None if is_weighted else fault_rate(tests, faults)
+    return UniformEstimates(rate, of_campaign or of_uniform, of_uniform)
 
 
 def stored_by_strength(summary: dict[str, Any] | None) -> tuple[StrengthPart, ...]:
@@ -106,10 +109,21 @@ def stored_by_strength(summary: dict[str, Any] | None) -> tuple[StrengthPart, ..
     return tuple(StrengthPart(**{**part, "correct": Estimate(**part["correct"])}) for part in parts)
 
 
-def stored_by_class(summary: dict[str, Any] | None) -> tuple[ClassRate, ...]:
-    """The fault rate by class, as a summary has it; empty without one or in earlier versions."""
-    rates = (summary or {}).get("by_class", ())
-    return tuple(ClassRate(**{**rate, "fault_rate": Estimate(**rate["fault_rate"])}) for rate in rates)
+def stored_slices(summary: dict[str, Any] | None) -> tuple[SliceRate, ...]:
+    """The fault rate by slice, as a summary has it; empty without one or in earlier versions."""
+    rates = (summary or {}).get("slices", ())
+    return tuple(
+        SliceRate(**{**each, "fault_rate": None if each["fault_rate"] is None else Estimate(**each["fault_rate"])})
+        for each in rates
+    )
+
+
+def stored_calibration(summary: dict[str, Any] | None) -> Calibration | None:
+    """The calibration, as a summary has it; None without one, in earlier versions, or in other tasks."""
+    plain = (summary or {}).get("calibration")
+    if plain is None:
+        return None
+    return Calibration(*(plain[name] and Estimate(**plain[name]) for name in ("clean", "disturbed")))
 
 
 def phase_seconds(summary: dict[str, Any] | None, progress: SavedProgress | None) -> Seconds | None:
@@ -121,20 +135,16 @@ def phase_seconds(summary: dict[str, Any] | None, progress: SavedProgress | None
 
 def layer_sensitivity(run: Reader, progress: SavedProgress | None) -> dict[str, SensitivitySpread]:
     """By layer: the mean sensitivity of its neurons, and how it is spread over them."""
-    if progress is None or "start" not in run.record:
-        return {}
-    n_tests = sum(moments.count for moments in progress.moments.values())
-    if not n_tests:
+    n_tests = 0 if progress is None else sum(moments.count for moments in progress.moments.values())
+    if progress is None or "start" not in run.record or not n_tests:
         return {}
     mean = np.asarray(sum(moments.totals for moments in progress.moments.values()) / n_tests)
     spreads = {}
     for layer in run.record["start"]["layers"]:
         neurons = mean[layer["start"] : layer["start"] + layer["n_neurons"]]
         if len(neurons) and np.isfinite(neurons).all():
-            low, high = np.quantile(neurons, (0.05, 0.95))
-            spreads[layer["name"]] = SensitivitySpread(
-                *(float(f"{value:.5g}") for value in (neurons.mean(), low, high))
-            )
+            figures = (neurons.mean(), *np.quantile(neurons, (0.05, 0.95)))
+            spreads[layer["name"]] = SensitivitySpread(*(float(f"{value:.5g}") for value in figures))
     return spreads
 
 
@@ -144,31 +154,33 @@ def rates_by_theta(run: Reader, progress: SavedProgress | None) -> list[ThetaRat
     The theta of a uniform test is a function of its counter, so the tests in each part are counted exactly.
     """
     from themis.compute import rng
+    from themis.perturb.distribution import read_distribution
     from themis.runs.store.schema import theta_column
     from themis.search.policy import FOR_THETA, UNIFORM_STREAM
 
-    n_tests = 0 if progress is None else progress.counts["uniform_tests"]
-    if progress is None or not n_tests:
+    if progress is None or not (n_tests := progress.counts["uniform_tests"]):
         return []
     seed = int(run.record["settings"]["random_seed"])
     columns = ", ".join(theta_column(name) for name in run.theta)
     rows = run.select(columns, "stream = 'uniform' AND id < ?", (progress.tests,))
     fault_theta = np.array(rows, dtype=np.float64).reshape(-1, len(run.theta))
-    n_bins = int(np.clip(n_tests // TESTS_PER_BIN, 1, MAX_BINS))
+    n_bins = int(np.clip(n_tests // TESTS_PER_BIN, 1, MAX_THETA_PARTS))
     rates = []
     for k, dimension in enumerate(run.record["theta"]):
         low, high = float(dimension["low"]), float(dimension["high"])
         if high <= low:
             continue
+        occurs = read_distribution(dimension["distribution"]) if "distribution" in dimension else None
         edges = np.linspace(low, high, n_bins + 1)
         tests, faults = np.zeros(n_bins, np.int64), np.histogram(fault_theta[:, k].clip(low, high), edges)[0]
         for first in range(0, n_tests, TESTS_AT_ONCE):
             counter = np.arange(first, min(first + TESTS_AT_ONCE, n_tests))
-            test_theta = low + rng.uniform(seed, FOR_THETA, k, UNIFORM_STREAM, counter) * (high - low)
+            drawn = rng.uniform(seed, FOR_THETA, k, UNIFORM_STREAM, counter)
+            test_theta = low + drawn * (high - low) if occurs is None else occurs.value_at(drawn, low, high)
             tests += np.histogram(test_theta.clip(low, high), edges)[0]
         tests = np.maximum(tests, faults)  # a test that was drawn again has another theta than its counter says
         parts = tuple(
-            ThetaBin(float(edges[b]), float(edges[b + 1]), int(n), int(f), *_wilson(int(f), int(n)))
+            ThetaBin(float(edges[b]), float(edges[b + 1]), int(n), int(f), *astuple(share(int(f), int(n))))
             for b, (n, f) in enumerate(zip(tests, faults, strict=True))
             if n
         )
@@ -187,13 +199,9 @@ def correct_by_strength(
     from themis.judge.risk import fault_rate
     from themis.search.policy import UNIFORM_STREAM
 
-    dimensions = [
-        {"low": low, "high": high, "identity": identity}
-        for low, high, identity in zip(space.low, space.high, space.identity, strict=True)
-    ]
-
     def count(place: NDArray[np.int64], theta: NDArray[np.float32]) -> NDArray[np.int64]:
-        part = np.minimum((strengths(theta, dimensions)[0] * N_PARTS).astype(np.int64), N_PARTS - 1)
+        strength = range_shares(theta, space.low, space.high, space.identity).max(-1)
+        part = np.minimum((strength * N_PARTS).astype(np.int64), N_PARTS - 1)
         flat = np.bincount(part * len(space.seeds) + place, minlength=N_PARTS * len(space.seeds))
         return flat.reshape(N_PARTS, len(space.seeds))
 
@@ -208,56 +216,85 @@ def correct_by_strength(
     return tuple(
         StrengthPart(k / N_PARTS, (k + 1) / N_PARTS, int(tests[k].sum()), correct)
         for k in range(N_PARTS)
-        if (correct := fault_rate(tests[k], tests[k] - faults[k])) is not None
+        if (correct := fault_rate(tests[k], tests[k] - faults[k], space.seed_weight)) is not None
     )
 
 
-def rates_by_class(
-    numbers: NDArray[np.int64], tests_by_seed: NDArray[np.int64], faults_by_seed: NDArray[np.int64]
-) -> tuple[ClassRate, ...]:
-    """The fault rate of the seeds of each class, by the `numbers` of their classes; -1 is none.
+@dataclass(frozen=True)
+class SlicedSeeds:
+    """What slices need to know of each seed; all are `[seeds]`."""
 
-    All arguments are `[seeds]`. Of more than `MOST_CLASSES` classes, those with the most tests are kept.
-    """
-    from themis.judge.risk import fault_rate
+    seed_id: Ints
+    number: Ints
+    """Of its class; -1 for none."""
+    weight: NDArray[np.float64]
+    """How often inputs like it occur; all 1 by default."""
 
-    known, position = np.unique(numbers[numbers >= 0], return_inverse=True)
-    if len(known) < 2:
-        return ()
-    by_class = np.bincount(position, tests_by_seed[numbers >= 0])
-    rates = []
-    for k in sorted(np.argsort(-by_class, kind="stable")[:MOST_CLASSES].tolist()):
-        mine = numbers == known[k]
-        rate = fault_rate(tests_by_seed[mine], faults_by_seed[mine])
-        if rate is not None:
-            rates.append(ClassRate(int(known[k]), int(mine.sum()), int(by_class[k]), rate))
-    return tuple(rates)
+    def columns(
+        self, slice_by: str | None, names: Sequence[str] | None, metadata: Mapping[str, list[Any]] | None = None
+    ) -> list[SliceColumn]:
+        """The columns that `slice_by` names, by default the class if the seeds have some, and all fields of metadata.
+
+        names: of the classes.
+        """
+        if slice_by is not None:
+            return slice_columns(slice_by, self.seed_id, self.number, names, metadata or {})
+        column = class_column(self.number, names)
+        return [*([] if column is None else [column]), *metadata_columns(metadata, self.seed_id)]
+
+    def rates(self, columns: Iterable[SliceColumn], tests: Ints, faults: Ints) -> tuple[SliceRate, ...]:
+        """The fault rate of each slice, from the uniform tests and faults of each seed.
+
+        By Bonferroni, the lower ends that hold together fail in at most one of 20 runs. Holm's method would find the
+        same runs to be over a limit, but has no limits that could be shown.
+        """
+        from themis.judge.risk import fault_rate
+
+        members = [(each.name, value, each.position == k) for each in columns for k, value in enumerate(each.values)]
+        tail = ALPHA / max(1, sum(bool(tests[mine].any()) for _, _, mine in members))
+        is_weighted, rates = bool((self.weight != 1).any()), []
+        for name, value, mine in members:
+            counts = (tests[mine], faults[mine], self.weight[mine] if is_weighted else None)
+            together = fault_rate(*counts, tail=tail)
+            n_seeds, n_tests = int((counts[0] > 0).sum()), int(counts[0].sum())
+            at_least = 0.0 if together is None else together.low
+            rates.append(SliceRate(name, value, n_seeds, n_tests, fault_rate(*counts), at_least))
+        return tuple(rates)
 
 
-def _wilson(faults: int, tests: int) -> tuple[float, float, float]:
-    """A share with its 95% Wilson interval."""
-    share, z2 = faults / tests, Z * Z / tests
-    centre, half = share + z2 / 2, Z * np.sqrt(share * (1 - share) / tests + z2 / tests / 4)
-    low, high = (centre - half) / (1 + z2), (centre + half) / (1 + z2)
-    return float(share), max(0.0, min(share, float(low))), min(1.0, max(share, float(high)))
+def slices_of(run: Reader, slice_by: str) -> tuple[SliceRate, ...]:
+    """The fault rate by other slices of a run, without running its model."""
+    if run.record["settings"].get("decide") is not None:
+        raise UsageError(f"slice_by needs a run without decide, but {run.path} has one: run it again without")
+    progress = read_progress(run)
+    if progress is None or progress.seeds is None:
+        raise UsageError(
+            f"slice_by needs a run of this version of Themis that has run a test, but {run.path} is none: run it again "
+            "with --slice-by"
+        )
+    columns = progress.seeds.columns(slice_by, run.record["start"].get("classes"))
+    return progress.seeds.rates(columns, progress.uniform_tests_by_seed, progress.uniform_faults_by_seed)
 
 
 def strengths(
     theta: NDArray[Any], dimensions: Sequence[dict[str, Any]]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """The strength of each theta `[n, dimensions]`, and the dimension that is furthest from its identity.
-
-    The strength is the distance from the identity as a share of the range on that side, in the furthest dimension.
-    """
+    """The strength of each theta `[n, dimensions]`, and the dimension that is furthest from its identity."""
     columns = ("low", "high", "identity")
-    low, high, identity = (np.array([dimension[name] for dimension in dimensions]) for name in columns)
-    distance = np.asarray(theta, dtype=np.float64) - identity
-    reach = np.where(distance >= 0, high - identity, identity - low)
-    shares = np.divide(np.abs(distance), reach, out=np.zeros_like(distance), where=reach > 0)
+    shares = range_shares(theta, *(np.array([dimension[name] for dimension in dimensions]) for name in columns))
     return shares.max(-1), shares.argmax(-1)
 
 
-STREAMS = ("uniform", "search")
+def range_shares(
+    theta: NDArray[Any], low: NDArray[Any], high: NDArray[Any], identity: NDArray[Any]
+) -> NDArray[np.float64]:
+    """How far each dimension is from its identity, as a share of the range on that side: at most the strength."""
+    distance = np.asarray(theta, dtype=np.float64) - identity
+    reach = np.where(distance >= 0, high - identity, identity - low)
+    shares: NDArray[np.float64] = np.divide(np.abs(distance), reach, out=np.zeros_like(distance), where=reach > 0)
+    return shares
+
+
 N_ATTEMPTS, PAUSE = 3, 0.05
 
 
@@ -295,6 +332,8 @@ class SavedProgress:
     """For each distinct fault of the uniform stream, how often it was found."""
     moments: dict[str, SavedMoments]
     """By stream."""
+    seeds: SlicedSeeds | None
+    """None in earlier versions."""
 
 
 def read_progress(run: Reader) -> SavedProgress | None:
@@ -307,12 +346,8 @@ def read_progress(run: Reader) -> SavedProgress | None:
                 raise
             sleep(PAUSE)
             continue
-        return None if checkpoint is None else parse_progress(checkpoint, _count_neurons(run))
+        return None if checkpoint is None else parse_progress(checkpoint, run.record.get("start", {}).get("n_neurons"))
     return None
-
-
-def _count_neurons(run: Reader) -> int | None:
-    return int(run.record["start"]["n_neurons"]) if "start" in run.record else None
 
 
 def parse_progress(checkpoint: Checkpoint, n_neurons: int | None = None) -> SavedProgress:
@@ -333,29 +368,40 @@ def parse_progress(checkpoint: Checkpoint, n_neurons: int | None = None) -> Save
 def _parse(checkpoint: Checkpoint, n_neurons: int | None) -> SavedProgress:
     arrays, values = checkpoint.arrays, checkpoint.values
     tally = values["tally"]
-    progress = SavedProgress(
-        tests=checkpoint.tests,
-        rounds=checkpoint.rounds,
-        chunk=values["chunk"],
-        seconds=Seconds(**{field.name: float(values["seconds"][field.name]) for field in fields(Seconds)}),
-        counts=tally["counts"],
-        kinds=tally["kinds"],
-        near_ties=_counts(arrays, "/tally/near_ties").tolist(),
-        uniform_tests_by_seed=_counts(arrays, "/tally/uniform_tests_by_seed"),
-        uniform_faults_by_seed=_counts(arrays, "/tally/uniform_faults_by_seed"),
-        uniform_times_seen=_counts(arrays, "/tally/uniform_times_seen", least=1),
-        moments={stream: _parse_moments(stream, arrays, n_neurons) for stream in STREAMS},
+    tests, faults, near_ties = (
+        _counts(arrays, f"/tally/{name}") for name in ("uniform_tests_by_seed", "uniform_faults_by_seed", "near_ties")
     )
-    tests, faults = progress.uniform_tests_by_seed, progress.uniform_faults_by_seed
-    if tests.shape != faults.shape:
+    times_seen, seeds = _counts(arrays, "/tally/uniform_times_seen", least=1), None
+    if "/seeds/seed_id" in arrays:
+        number = _counts(arrays, "/seeds/number", least=-1)
+        seeds = SlicedSeeds(_counts(arrays, "/seeds/seed_id"), number, _array(arrays, "/seeds/weight", 1))
+        if not len(seeds.seed_id) == len(seeds.number) == len(seeds.weight) == len(tests):
+            raise ValueError("its seeds have columns of different lengths")
+        if seeds.weight.dtype != np.float64 or not (np.isfinite(seeds.weight) & (seeds.weight >= 0)).all():
+            raise ValueError("its seeds must have weights from 0")
+    if len(tests) != len(faults):
         raise ValueError("its uniform tests and faults are of different seeds")
     if bool((faults > tests).any()):
         raise ValueError("a seed has more uniform faults than uniform tests")
-    if progress.counts["tests"] != progress.tests or int(tests.sum()) > progress.counts["uniform_tests"]:
+    n_tests, n_uniform = tally["counts"]["tests"], tally["counts"]["uniform_tests"]
+    if n_tests != checkpoint.tests or int(tests.sum()) > n_uniform:
         raise ValueError("its counts of tests contradict each other")
-    if progress.counts["uniform_tests"] > progress.tests or int(progress.uniform_times_seen.sum()) > progress.tests:
+    if n_uniform > n_tests or int(times_seen.sum()) > n_tests:
         raise ValueError("its counts of uniform tests are larger than the number of tests")
-    return progress
+    return SavedProgress(
+        tests=n_tests,
+        rounds=checkpoint.rounds,
+        chunk=values["chunk"],
+        seconds=Seconds(**values["seconds"]),
+        counts=tally["counts"],
+        kinds=tally["kinds"],
+        near_ties=near_ties.tolist(),
+        uniform_tests_by_seed=tests,
+        uniform_faults_by_seed=faults,
+        uniform_times_seen=times_seen,
+        moments={stream: _parse_moments(stream, arrays, n_neurons) for stream in STREAMS},
+        seeds=seeds,
+    )
 
 
 def _array(arrays: Mapping[str, Tensor], name: str, n_dimensions: int) -> NDArray[Any]:

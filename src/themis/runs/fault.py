@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from math import inf, nan
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from themis.errors import UsageError
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from themis.data.seeds import Seeds
     from themis.measure.calculator import Calculator
+    from themis.perturb.perturbation import Perturbation
+    from themis.runs.source import Origin
+    from themis.target.target import AnyTarget
 
 MAX_TESTS = 10**10
 MAX_CHUNK = 1 << 24
@@ -75,6 +78,7 @@ def about(help: str, **details: Any) -> dict[str, Any]:
     return {"help": help, **details}
 
 
+STREAMS = ("uniform", "search")
 _CLASS = {"low": 0, "high": MAX_OUTCOME}
 _ANY_NUMBER = {"low": -inf, "high": inf, "missing": nan}
 
@@ -92,33 +96,57 @@ class Replay:
     is_fault: bool
     is_same: bool
     """Whether the answer is the recorded one, with outputs within 1e-5 (if not stored: confidence, or else margin)."""
+    bounds: tuple[float, float]
+    """The smallest and the largest value that an input may have."""
     input_gap: float | None = None
     """Largest difference between the input and the stored one; 0 if equal to the bit, None if not stored."""
     output_gap: float | None = None
     """The same for the output."""
     changes: list[str] = field(default_factory=list)
     """What has changed since the run: weights, data, versions, device, threads."""
-    bounds: tuple[float, float] | None = None
-    """The smallest and the largest value that an input may have."""
     boxes: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
     """A detector's answers to the clean and to the disturbed input, `[n, 6]` each."""
 
 
 @dataclass(frozen=True)
 class FaultInputs:
-    """The clean and the disturbed input of a fault, to be shown, and the bounds of an input if they are known."""
+    """The clean and the disturbed input of a fault, to be shown, and the bounds of an input."""
 
     clean_inputs: Tensor
     inputs: Tensor
-    bounds: tuple[float, float] | None = None
+    bounds: tuple[float, float]
     boxes: tuple[Tensor, Tensor] | None = None
+
+
+class Tested(NamedTuple):
+    """What a run tested: the hashes of its model and its data, and the perturbation without the ranges in its name."""
+
+    model: str
+    data: str
+    perturbation: str
 
 
 class RunHandle(Protocol):
     """Gives access to the model and the seeds of a run, so that its tests can be run again.
 
-    A run of this process has a `LiveRun`; a run folder has a `Replayer`, or a `StoredRun` that opens it when needed.
+    A run of this process has a `LiveRun`; a run folder has a `Replayer`.
     """
+
+    @property
+    def tested(self) -> Tested:
+        """What the run tested, without loading it."""
+
+    @property
+    def origin(self) -> Origin | None:
+        """How the target and the data are created, if it is known."""
+
+    @property
+    def target(self) -> AnyTarget:
+        """The model, which may have changed since."""
+
+    @property
+    def perturbation(self) -> Perturbation:
+        """The perturbation of the run."""
 
     @property
     def seeds(self) -> Seeds:
@@ -140,9 +168,6 @@ class RunHandle(Protocol):
         chunk: tests per forward pass, by default as recorded.
         """
 
-    def swept(self, seed_id: NDArray[np.int64]) -> Calculator:
-        """A calculator that has swept at least these seeds."""
-
     def replay(self, fault: Fault, /) -> Replay:
         """Run a fault again."""
 
@@ -160,9 +185,7 @@ class Fault:
     theta: dict[str, float] = field(metadata=about("parameter of the perturbation"))
     noise_seed: int = field(metadata=about("with the seed and theta, reproduces the input"))
     round: int = field(metadata=about("round of the campaign", low=0, high=MAX_TESTS))
-    stream: str = field(
-        metadata=about("uniform: drawn at random; search: chosen by the policy", values=("uniform", "search"))
-    )
+    stream: str = field(metadata=about("uniform: drawn at random; search: chosen by the policy", values=STREAMS))
     kind: str = field(metadata=about("kind of proposal"))
     label: int | None = field(
         metadata=about(
@@ -184,7 +207,8 @@ class Fault:
     )
     value: float | None = field(
         metadata=about(
-            "the wrong answer as a number: a regression value, a binary score, a mean IoU; none if not finite",
+            "the wrong answer as a number: a regression value, a binary score, a mean IoU; none if not finite; for a "
+            "model tested against a reference, the answer of the reference",
             **_ANY_NUMBER,
         )
     )
@@ -249,13 +273,20 @@ class Fault:
         """Whether the answers are numbers, `clean_value` and `value`, as in a regression."""
         return self._task in NUMBER_TASKS and self.clean_value is not None and self.value is not None
 
+    @property
+    def reference_answer(self) -> int | None:
+        """The answer of the reference that the model was tested against, -1 if it was not finite; None without one."""
+        if self._task != "against":
+            return None
+        return -1 if self.value is None else int(self.value)
+
     def as_dict(self) -> dict[str, Any]:
         """The fault as plain data."""
         names = [column.name for column in fields(self)]
         return {name: getattr(self, name) for name in names if not name.startswith("_")}
 
     def _repr_html_(self) -> str:
-        from themis.runs.display.notebook import show_fault
+        from themis.runs.display.fault import show_fault
 
         return show_fault(self)
 
@@ -266,11 +297,11 @@ COLUMNS = tuple(
     if each.metadata
 )
 """The table of what a fault is, in the order of the columns in the database."""
-PLAIN = tuple(each for each in COLUMNS if each.name not in ("perturbation", "theta", "signature"))
+PLAIN_COLUMNS = tuple(each for each in COLUMNS if each.name not in ("perturbation", "theta", "signature"))
 """The columns with one number or text per fault; all faults of a run are of one perturbation."""
 
 
-ANSWER_TASKS = ("wrong", "changed", "top", "threshold")
+ANSWER_TASKS = ("wrong", "changed", "top", "threshold", "against")
 """Tasks whose outcome is an answer of the model; `top` stands for `top5` and all others."""
 NUMBER_TASKS = ("regression", "euclidean", "off")
 """Tasks whose answer is a number, or several, and whose outcome is the direction in which it moved."""
@@ -314,14 +345,3 @@ def name_point(number: int, names: Sequence[str] | None) -> str:
 def show_outcome(task: str, outcome: int, classes: Sequence[str] | None) -> str:
     """The outcome in a list of faults: the number of an answer, by which faults are selected, and words otherwise."""
     return str(outcome) if outcome >= 0 and gives_answers(task) else name_outcome(task, outcome, classes)
-
-
-def describe_change(clean: object, outcome: int, answer: str | None = None) -> str:
-    """How an input was answered, such as `1 answered as 7`; clean: the answer to the clean input, or None.
-
-    answer: the outcome as it is shown, by default its number.
-    """
-    if outcome < 0:
-        return "no finite output" if clean is None else f"{clean} without a finite output"
-    answered = f"answered as {outcome if answer is None else answer}"
-    return answered if clean is None else f"{clean} {answered}"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from themis.errors import MissingExtraError, UsageError
-from themis.runs.fault import PLAIN, Fault, RunHandle
+from themis.runs.fault import PLAIN_COLUMNS, Fault, RunHandle
 
 Array = NDArray[Any]
 
@@ -84,7 +84,7 @@ class Faults(Sequence[Fault]):
     def _fault(self, values: dict[str, Any]) -> Fault:
         theta, signature = values.pop("theta"), values.pop("signature")
         plain = {name: value.item() for name, value in values.items()}
-        for column in PLAIN:
+        for column in PLAIN_COLUMNS:
             if column.is_optional and column.is_missing(plain[column.name]):
                 plain[column.name] = None
         return Fault(
@@ -141,7 +141,7 @@ class Faults(Sequence[Fault]):
         except ImportError as error:
             raise MissingExtraError('a DataFrame needs pandas: pip install "themis-dl[notebook]"') from error
         columns: dict[str, Any] = {}
-        for column in PLAIN:
+        for column in PLAIN_COLUMNS:
             name, values = column.name, self.columns[column.name] if self._n else np.zeros(0, column.dtype)
             if column.type == "int" and column.missing is not None:
                 columns[name] = pd.array(values, dtype="Int64")
@@ -159,7 +159,7 @@ class Faults(Sequence[Fault]):
         return f"<Faults: {self._n:,} under {self.perturbation}>"
 
     def _repr_html_(self) -> str:
-        from themis.runs.display.notebook import show_faults
+        from themis.runs.display.fault import show_faults
 
         return show_faults(self)
 

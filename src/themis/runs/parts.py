@@ -22,7 +22,7 @@ from themis.compute.rng import uniform
 from themis.data.groups import Hashes, Ints, join_copies, read_groups, seed_hashes
 from themis.data.seeds import Seeds, list_seeds, read_seeds
 from themis.errors import DataError, StoreError, UsageError
-from themis.runs.store.schema import PARTS as FILE
+from themis.runs.store.schema import PARTS_FILE
 from themis.settings import check_shares
 
 if TYPE_CHECKING:
@@ -149,8 +149,8 @@ def read_parts(run: Run | Reader | str | Path, seeds: Seeds) -> Parts:
     expected = choose_part(recorded.hashes, settings["split"], settings["split_seed"], groups)
     if not np.array_equal(expected, recorded.part):
         raise StoreError(
-            f"{run.path / FILE} must hold the split that follows from the run's settings, but it holds a different "
-            f"one: restore the folder from a copy{'' if groups is None else ', or the file of the groups'}"
+            f"{run.path / PARTS_FILE} must hold the split that follows from the run's settings, but it holds a "
+            f"different one: restore the folder from a copy{'' if groups is None else ', or the file of the groups'}"
         )
     return recorded.parts(seeds)
 
@@ -159,13 +159,10 @@ def read_split(run: Reader) -> SeedSplit:
     """The split that a run recorded before its campaign."""
     from themis.runs.store.tensors import deserialize, read_tensor_file
 
-    path, entry = run.path / FILE, run.record.get("parts")
+    path, entry = run.path / PARTS_FILE, run.record.get("parts")
     if entry is None:
         raise UsageError(f"the run in {run.path} must have split its seeds, but it did not: run it again with --split")
-    try:
-        content = read_tensor_file(path)
-    except FileNotFoundError as error:
-        raise StoreError(f"{path} must hold the run's split, but it does not exist: restore it from a copy") from error
+    content = read_tensor_file(path)
     if hashlib.sha256(content).hexdigest() != entry["sha256"]:
         raise StoreError(f"{path} must be the file that the run wrote, but it has been changed: restore it from a copy")
     arrays = {name: tensor.numpy() for name, tensor in deserialize(content, path).items()}

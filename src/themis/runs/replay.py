@@ -1,4 +1,4 @@
-"""Running a run's tests again: in the process of its campaign, or from a run folder in another process."""
+"""Running the tests of a run again, in the process of its campaign or from its folder; opening run folders."""
 
 from __future__ import annotations
 
@@ -13,41 +13,56 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from themis.data.features import Coding
 from themis.data.files import check_memory
 from themis.data.seeds import Seeds, read_seeds
-from themis.errors import DataError, UsageError
+from themis.errors import DataError, StoreError, UsageError
+from themis.judge.decide import Decision
+from themis.judge.estimate import Estimate
+from themis.judge.normality import Normality
 from themis.measure.calculator import Calculator, Limits
-from themis.measure.sweep import clean_outputs, sweep
+from themis.measure.sweep import clean_outputs
 from themis.measure.tests import Ints, Tests
 from themis.oracle import Oracle, choose_oracle
 from themis.perturb import Perturbation, choose_perturbation
-from themis.perturb.perturbation import is_same_code
+from themis.perturb.perturbation import Theta, is_same_code
+from themis.runs.analysis.review import read_review
 from themis.runs.display.fault import answered_boxes, stored_boxes
 from themis.runs.environment import check_same_tests, describe_environment, describe_tested, list_changes, threads
-from themis.runs.fault import Fault, FaultInputs, Replay, RunHandle
+from themis.runs.estimates import (
+    phase_seconds,
+    read_progress,
+    stored_by_strength,
+    stored_calibration,
+    stored_slices,
+    uniform_estimates,
+)
+from themis.runs.fault import Fault, FaultInputs, Replay, Tested
 from themis.runs.parts import read_split
-from themis.runs.run import Run
+from themis.runs.run import Run, Seconds, Start
 from themis.runs.source import Origin, recorded_origin
 from themis.runs.store.reader import Reader
 from themis.runs.store.tensors import Tensors
 from themis.runs.trust import Permission, Trusted, names_code, permit, perturbation_code
-from themis.target.alignment import align_seeds, align_target, bound, coded
-from themis.target.blackbox import fresh_answers
+from themis.settings import Settings
+from themis.target.activations import Layer
+from themis.target.alignment import align_seeds, align_target, bound, coded, with_datums
+from themis.target.blackbox import as_target, fresh_answers
+from themis.target.fingerprint import hash_seeds
 from themis.target.target import AnyTarget
 
-CLOSE = 1e-5
+OUTPUT_TOLERANCE = 1e-5
 """How far outputs on another device may be from the recorded ones."""
 
 
-def replay_fault(fault: Fault, *, calculator: Calculator, seeds: Seeds, stored: Tensors | None = None) -> Replay:
+def replay_fault(fault: Fault, calculator: Calculator, stored: Tensors | None = None) -> Replay:
     """Run a fault again at its row of a chunk of the recorded shape: the same kernels, so the same bits.
 
     An attack depends on the model's gradient, which other machines round differently: the stored input is used then.
     """
-    row = int((seeds.seed_id == fault.seed_id).nonzero()[0])
+    row = int((calculator.seeds.seed_id == fault.seed_id).nonzero()[0])
     theta = np.array([list(fault.theta.values())], dtype=np.float32)
     test = Tests(np.array([fault.id]), np.array([row]), theta, np.array([fault.noise_seed]), np.array([fault.kind]))
     with calculator.target.opened(), torch.no_grad(), fresh_answers(calculator.target):
@@ -72,7 +87,7 @@ def replay_fault(fault: Fault, *, calculator: Calculator, seeds: Seeds, stored: 
     else:
         is_close = _is_close(confidence, fault.confidence)
     return Replay(
-        clean_inputs=seeds.inputs[row],
+        clean_inputs=calculator.seeds.inputs[row],
         inputs=inputs,
         outputs=output,
         answer=answer,
@@ -93,10 +108,23 @@ class LiveRun:
 
     calculator: Calculator
     random_seed: int
+    origin = None
 
     @property
     def seeds(self) -> Seeds:
         return self.calculator.seeds
+
+    @property
+    def target(self) -> AnyTarget:
+        return self.calculator.target
+
+    @property
+    def perturbation(self) -> Perturbation:
+        return self.calculator.perturbation
+
+    @property
+    def tested(self) -> Tested:
+        return Tested(self.target.fingerprint(), hash_seeds(self.seeds), self.perturbation.code)
 
     @property
     def passes(self) -> int:
@@ -108,11 +136,8 @@ class LiveRun:
         with self.calculator.target.opened(), torch.no_grad():
             yield self.calculator
 
-    def swept(self, seed_id: Ints) -> Calculator:
-        return self.calculator
-
     def replay(self, fault: Fault, /) -> Replay:
-        return replay_fault(fault, calculator=self.calculator, seeds=self.seeds)
+        return replay_fault(fault, self.calculator)
 
     def show(self, fault: Fault, /) -> FaultInputs | None:
         """The inputs of a fault, made again by the model in memory."""
@@ -120,8 +145,17 @@ class LiveRun:
         return FaultInputs(replay.clean_inputs, replay.inputs, replay.bounds, replay.boxes)
 
 
+def stored_inputs(tensors: Tensors, start: dict[str, Any]) -> FaultInputs:
+    """The stored inputs of one fault; `start` is the run's, as it is recorded."""
+    low, high = start["bounds"]
+    boxes = stored_boxes(tensors, start["oracle"])
+    return FaultInputs(tensors.clean_inputs[0], tensors.inputs[0], (low, high), boxes)
+
+
 class Replayer:
-    """The handle of an open run folder. The target and the data are created again from the run's record.
+    """The handle of a run folder, which is opened when it is needed if it has been closed.
+
+    The target and the data are created again from the run's record.
 
     target, data, perturbation: required if the run does not record how to create them, such as a model in memory.
     origin: another way to create target and data than the recorded one. trust: whether code that the run folder names
@@ -141,11 +175,21 @@ class Replayer:
         trust: Trusted = False,
     ) -> None:
         self.run, self._target, self._data, self._perturbation = run, target, data, perturbation
-        own = None if origin is None else origin.permission
-        is_of_this_run = own is not None and os.path.realpath(own.folder) == os.path.realpath(run.path)
-        self.permission = own if own is not None and is_of_this_run else permit(run.path, run.record, trust)
-        self.origin = origin or recorded_origin(run.record, self.permission)
+        self._origin, self._trust = origin, trust
         self._is_checked = False
+
+    @cached_property
+    def permission(self) -> Permission:
+        """Whether the code that the run folder names may run."""
+        own = None if self._origin is None else self._origin.permission
+        if own is not None and os.path.realpath(own.folder) == os.path.realpath(self.run.path):
+            return own
+        return permit(self.run.path, self.run.record, self._trust)
+
+    @cached_property
+    def origin(self) -> Origin | None:
+        """How the target and the data are created, if it is known."""
+        return self._origin or recorded_origin(self.run.record, self.permission)
 
     @cached_property
     def target(self) -> AnyTarget:
@@ -153,7 +197,8 @@ class Replayer:
             return align_target(self._own_target, self.all_seeds)
         low, high = self.run.record["start"]["bounds"]
         coding = self.run.record.get("coding")
-        return coded(bound(self._own_target, (low, high)), None if coding is None else Coding.recorded(coding))
+        target = coded(bound(self._own_target, (low, high)), None if coding is None else Coding.recorded(coding))
+        return with_datums(target, lambda: self.all_seeds)
 
     @cached_property
     def _own_target(self) -> AnyTarget:
@@ -180,16 +225,27 @@ class Replayer:
             return recorded_perturbation(self.run, self._perturbation, self.permission)
 
     @property
+    def tested(self) -> Tested:
+        environment = self.run.record["environment"]
+        code: str = self.run.record["perturbation_code"]
+        return Tested(environment["model_sha256"], environment["data_sha256"], code)
+
+    @property
     def oracle(self) -> Oracle:
         """The run's oracle, or another one if the target has another."""
         with nullcontext() if self.origin is None else self.origin.in_folder():
             return recorded_oracle(self.run, self.target.oracle, self.permission)
 
+    @property
+    def _settles(self) -> bool:
+        """Whether clean outputs settle the oracle: not if it is the run's own, which they have settled."""
+        return bool(self.oracle.spec() != self.run.record["start"]["oracle"])
+
     def _check_permission(self) -> None:
         """Refuse all code at once that the folder names and that is not replaced, before the first of it runs."""
         code = [] if self._perturbation is not None else perturbation_code(self.run.record["perturbation"])
         if self.origin is not None and self.origin.permission is not None:
-            code += [] if self._target is not None else self.origin.code("model", "oracle")
+            code += [] if self._target is not None else self.origin.code("model", "against", "oracle")
             code += [] if self._data is not None else self.origin.code("data")
         self.permission.require(code)
 
@@ -213,26 +269,26 @@ class Replayer:
         environment = self.run.record["environment"]
         if "start" not in self.run.record or self.target.fingerprint() != environment["model_sha256"]:
             return
-        with threads(environment["threads"]):
-            check_same_tests(self.run, self.target, self.seeds, self.perturbation, self.oracle)
+        with threads(environment["threads"]), self.run.reopened() as run:
+            check_same_tests(run, self.target, self.seeds, self.perturbation, self.oracle)
 
     @contextmanager
     def opened(self, seed_id: Ints | None = None, chunk: int | None = None) -> Iterator[Calculator]:
         """A calculator of these seeds with their clean outputs, with the recorded number of threads."""
-        record = self.run.record
+        record, seeds = self.run.record, self.seeds
         self._check_once()
+        if seed_id is not None:
+            is_requested = torch.isin(seeds.seed_id, torch.from_numpy(np.unique(seed_id)))
+            if not bool(is_requested.any()):
+                raise DataError(missing_seed(seed_id[0], len(seeds)))
+            seeds = seeds[is_requested.nonzero()[:, 0]].in_memory()
+        size = chunk or record["start"]["chunk"]
+        self._check_memory(size, seeds.shape[1:])
+        limits = Limits(chunk=size, min_ssim=record["settings"]["min_ssim"])
         with threads(record["environment"]["threads"]), self.target.opened(), torch.no_grad():
-            calculator = self._calculator(seed_id, chunk)
-            calculator.take_clean(clean_outputs(calculator), settles=not self._has_own_oracle())
+            calculator = Calculator.trace(self.target, seeds, self.perturbation, self.oracle, limits)
+            calculator.take_clean(clean_outputs(calculator), settles=self._settles)
             yield calculator
-
-    def swept(self, seed_id: Ints) -> Calculator:
-        """A calculator that has swept these seeds."""
-        self._check_once()
-        with self.target.opened():
-            calculator = self._calculator(seed_id)
-            sweep(calculator)
-        return calculator
 
     def replay(self, fault: Fault, /) -> Replay:
         """Run a fault again."""
@@ -240,25 +296,24 @@ class Replayer:
         if not len(row):
             raise DataError(missing_seed(fault.seed_id, len(self.seeds)))
         seed = self.seeds[row[0]].in_memory()
-        stored = self.run.tensors([fault.id]).get(fault.id)
+        stored = self._stored(fault)
         self._check_memory(fault.chunk, seed.shape[1:])
         with threads(self.run.record["environment"]["threads"]), self.target.opened(), torch.no_grad():
             limits = Limits(chunk=fault.chunk)
             calculator = Calculator.trace(self.target, seed, self.perturbation, self.oracle, limits)
             clean = self.target.forward(calculator.inputs[0].expand(fault.chunk, *seed.shape[1:]).contiguous())
-            calculator.take_clean(clean[:1], settles=not self._has_own_oracle())
-            replayed = replay_fault(fault, calculator=calculator, seeds=seed, stored=stored)
+            calculator.take_clean(clean[:1], settles=self._settles)
+            replayed = replay_fault(fault, calculator, stored)
         return replace(replayed, changes=self.changes)
 
     def show(self, fault: Fault, /) -> FaultInputs | None:
         """The stored inputs of a fault, if they were stored; nothing is run to show a run folder."""
-        stored = self.run.tensors([fault.id]).get(fault.id)
-        if stored is None:
-            return None
-        start = self.run.record["start"]
-        low, high = start["bounds"]
-        boxes = stored_boxes(stored, start["oracle"])
-        return FaultInputs(stored.clean_inputs[0], stored.inputs[0], (low, high), boxes)
+        stored = self._stored(fault)
+        return None if stored is None else stored_inputs(stored, self.run.record["start"])
+
+    def _stored(self, fault: Fault) -> Tensors | None:
+        with self.run.reopened() as run:
+            return run.tensors([fault.id]).get(fault.id)
 
     def _check_once(self) -> None:
         """Refuse a model whose code has changed, but not one that the user passed or named to see what has changed."""
@@ -266,25 +321,6 @@ class Replayer:
         if not self._is_checked and not is_own:
             self.check_same_tests()
         self._is_checked = True
-
-    def _calculator(self, seed_id: Ints | None, chunk: int | None = None) -> Calculator:
-        record, seeds = self.run.record, self.seeds
-        if "start" not in record:
-            raise UsageError(
-                f"the run in {self.run.path} must have begun its tests, but it has run none yet: wait for it"
-            )
-        if seed_id is not None:
-            is_requested = torch.isin(seeds.seed_id, torch.from_numpy(np.unique(seed_id)))
-            if not bool(is_requested.any()):
-                raise DataError(missing_seed(seed_id[0], len(seeds)))
-            seeds = seeds[is_requested.nonzero()[:, 0]].in_memory()
-        self._check_memory(chunk or record["start"]["chunk"], seeds.shape[1:])
-        limits = Limits(chunk=chunk or record["start"]["chunk"], min_ssim=record["settings"]["min_ssim"])
-        return Calculator.trace(self.target, seeds, self.perturbation, self.oracle, limits)
-
-    def _has_own_oracle(self) -> bool:
-        """Whether the oracle is the run's own, as its clean outputs settled it."""
-        return bool(self.oracle.spec() == self.run.record["start"]["oracle"])
 
     def _check_memory(self, chunk: int, shape: Sequence[int]) -> None:
         """Refuse a recorded number of tests per forward pass whose inputs do not fit into memory."""
@@ -299,74 +335,85 @@ class Replayer:
         return self.origin
 
 
-class StoredRun:
-    """The handle of a run folder that is open only while it is read; target and data are created once."""
-
-    passes = 0
-
-    def __init__(
-        self,
-        path: Path,
-        target: AnyTarget | None,
-        data: Any,
-        perturbation: Perturbation | None,
-        trust: Trusted = False,
-    ) -> None:
-        self._path, self._parts, self._trust = path, (target, data, perturbation), trust
-        self._replayer: Replayer | None = None
-
-    @contextmanager
-    def reading(self) -> Iterator[Replayer]:
-        """The replayer of the folder, which is open in this block."""
-        with closing(Reader(self._path)) as run:
-            self._replayer = self._replayer or Replayer(run, *self._parts, trust=self._trust)
-            self._replayer.run = run
-            yield self._replayer
-
-    @property
-    def seeds(self) -> Seeds:
-        with self.reading() as replayer:
-            return replayer.seeds
-
-    @property
-    def random_seed(self) -> int:
-        with self.reading() as replayer:
-            return replayer.random_seed
-
-    @contextmanager
-    def opened(self, seed_id: Ints | None = None, chunk: int | None = None) -> Iterator[Calculator]:
-        with self.reading() as replayer, replayer.opened(seed_id, chunk) as calculator:
-            yield calculator
-
-    def swept(self, seed_id: Ints) -> Calculator:
-        with self.reading() as replayer:
-            return replayer.swept(seed_id)
-
-    def replay(self, fault: Fault, /) -> Replay:
-        with self.reading() as replayer:
-            return replayer.replay(fault)
-
-    def show(self, fault: Fault, /) -> FaultInputs | None:
-        with self.reading() as replayer:
-            return replayer.show(fault)
+RUN_FIGURES = ("score", "raised", "faults_selected", "distinct_faults_selected")
+"""What the run adds to what its criterion reports."""
 
 
-RunSource = Run | Replayer | Reader | str | Path
-"""A finished campaign, or its folder; a `Replayer` if target and data must be passed."""
+def open_run(
+    path: str | Path,
+    target: AnyTarget | nn.Module | None = None,
+    data: Any = None,
+    *,
+    perturbation: Perturbation | None = None,
+    trust: Trusted = False,
+) -> Run:
+    """Open a run folder and return the run as `themis.run` returned it, or as far as it got if it has not ended.
+
+    Figures that are computed at the end of a campaign are None before it ends.
+
+    Args:
+        path: The run folder.
+        target: Needed to replay faults if the run does not record how to create its model, for example because the
+            model lives in memory.
+        data: The same for the data.
+        perturbation: The same for the perturbation.
+        trust: Opening and showing a run never runs code that its folder names. Replaying faults does, and only if the
+            folder was made on this machine by this user, or with True. Files to unpickle can be listed too.
+    """
+    with closing(Reader(path)) as run:
+        return read_run(Replayer(run, None if target is None else as_target(target), data, perturbation, trust=trust))
 
 
-@contextmanager
-def open_handle(source: RunSource) -> Iterator[RunHandle]:
-    """The handle of a run; its folder is open in this block."""
-    if isinstance(source, Run):
-        yield source.handle
-    elif isinstance(source, Replayer):
-        yield source
-    elif isinstance(source, Reader):
-        yield Replayer(source)
-    else:
-        with closing(Reader(source)) as run:
-            yield Replayer(run)
+def read_run(handle: Replayer) -> Run:
+    """The run in an open folder, whose faults are replayed by this handle."""
+    run = handle.run
+    summary, rounds, progress = run.summary(), run.rounds(), read_progress(run)
+    if not rounds:
+        raise UsageError(
+            f"a run must have finished a round to be opened, but {run.path} has none yet: wait for the first one"
+        )
+    state = run.state(summary)
+    is_weighted = run.record["settings"].get("seed_weights") is not None
+    figures, estimates = summary or {}, uniform_estimates(summary, progress, rounds, is_weighted=is_weighted)
+    criterion, interval = figures.get("criterion") or {}, figures.get("coverage_interval")
+    of_run = {*RUN_FIGURES, *(run.record["start"].get("criterion") or {})}
+    return Run(
+        stop=run.stop_sentence(summary, state),
+        stop_reason=figures.get("stop_reason") or state,
+        faults=run.faults(handle=handle),
+        rounds=rounds,
+        start=_start(run.record),
+        fault_rate=estimates.fault_rate,
+        decision=None if figures.get("decision") is None else Decision(**figures["decision"]),
+        residual_risk=estimates.residual_risk,
+        residual_risk_uniform=estimates.residual_risk_uniform,
+        coverage_uniform=figures.get("coverage_uniform"),
+        coverage_interval=None if interval is None else Estimate(**interval),
+        design_effect=figures.get("design_effect"),
+        normality=None if figures.get("normality") is None else Normality(**figures["normality"]),
+        correct_by_strength=stored_by_strength(summary),
+        calibration=stored_calibration(summary),
+        slices=stored_slices(summary),
+        near_ties=[] if progress is None else progress.near_ties,
+        seconds=phase_seconds(summary, progress) or Seconds(0.0, 0.0, 0.0, 0.0),
+        kinds=figures.get("kinds", {} if progress is None else progress.kinds),
+        raised=(criterion or ({} if progress is None else progress.counts)).get("raised", 0),
+        policy={name: value for name, value in figures.get("policy", {}).items() if name != "name"},
+        of_criterion={name: value for name, value in criterion.items() if name not in of_run},
+        environment=run.record["environment"],
+        requests=figures.get("requests"),
+        review=read_review(run),
+        folder=run.path,
+    )
+
+
+AnyRun = Run | str | Path
+"""A run as `themis.run` or `themis.open_run` returned it, or its folder."""
+
+
+def as_run(run: AnyRun, trust: Trusted = False) -> Run:
+    """The run; that of a folder is opened."""
+    return run if isinstance(run, Run) else open_run(run, trust=trust)
 
 
 def live_handle(run: Run) -> LiveRun:
@@ -386,23 +433,23 @@ def missing_seed(seed_id: int, n_seeds: int) -> str:
 def recorded_oracle(run: Reader, requested: str | Oracle, permission: Permission) -> Oracle:
     """The run's oracle as its clean outputs settled it; another one if it was requested explicitly."""
     start, oracle = run.record["start"], choose_oracle(requested)
+    if start["oracle"] == "against" != oracle.spec():
+        raise UsageError(
+            f"the run in {run.path} tested a model against a reference: pass both, as themis.Against(model, reference)"
+        )
     if oracle.spec() not in ("auto", start["oracle_asked"]):
         return oracle
     if oracle.spec() != start["oracle"]:
         permission.require(names_code("oracle", start["oracle"]))
-        oracle = _settled_oracle(start["oracle"])
+        try:
+            oracle = choose_oracle(start["oracle"])
+        except UsageError as error:
+            raise UsageError(
+                f"the run's oracle {start['oracle']!r} cannot be created here: pass a target that has it, or name it "
+                f"with --oracle module:function ({error})"
+            ) from error
     is_probability = start["gives_probabilities"]
     return oracle if oracle.is_probability == is_probability else replace(oracle, is_probability=is_probability)
-
-
-def _settled_oracle(spec: str) -> Oracle:
-    try:
-        return choose_oracle(spec)
-    except UsageError as error:
-        raise UsageError(
-            f"the run's oracle {spec!r} cannot be created here: pass a target that has it, or name it with --oracle "
-            f"module:function ({error})"
-        ) from error
 
 
 def recorded_perturbation(run: Reader, requested: str | Perturbation | None, permission: Permission) -> Perturbation:
@@ -418,6 +465,9 @@ def recorded_perturbation(run: Reader, requested: str | Perturbation | None, per
         if has_default and chosen.family != "own":
             chosen = chosen.within(run.ranges)  # defaults depend on the pictures, and on the version of Themis
         ranges = [(theta.name, theta.low, theta.high) for theta in chosen.theta]
+        distributions = [theta.as_dict().get("distribution") for theta in chosen.theta]
+        if distributions != [theta.get("distribution") for theta in run.record["theta"]]:
+            raise UsageError(f"its theta must occur as often as in the run, got {distributions}")
         is_same = requested is not None or is_same_code(chosen.code, run.record["perturbation_code"])
         if is_same and (chosen.name, ranges) == (name, run.ranges):
             return chosen
@@ -439,4 +489,32 @@ def _gap(a: Tensor, b: Tensor) -> float:
 
 
 def _is_close(a: Tensor | float, b: Tensor | float) -> bool:
-    return bool(np.allclose(a, b, rtol=CLOSE, atol=CLOSE, equal_nan=True)) if np.shape(a) == np.shape(b) else False
+    return (
+        bool(np.allclose(a, b, rtol=OUTPUT_TOLERANCE, atol=OUTPUT_TOLERANCE, equal_nan=True))
+        if np.shape(a) == np.shape(b)
+        else False
+    )
+
+
+def _start(record: dict[str, Any]) -> Start:
+    plain = record["start"]
+    classes = plain.get("classes")
+    values = {
+        "bounds": tuple(plain["bounds"]),
+        "theta": tuple(_theta(theta) for theta in record["theta"]),
+        "settings": Settings(**record["settings"]),
+        "layers": tuple(Layer(**{**layer, "shape": tuple(layer["shape"])}) for layer in plain["layers"]),
+        "classes": None if classes is None else tuple(classes),
+    }
+    return Start(**{**plain, **values})
+
+
+def _theta(plain: dict[str, Any]) -> Theta:
+    low, high = plain["limits"]  # JSON has no infinity: None stands for no limit
+    limits = (-math.inf if low is None else low, math.inf if high is None else high)
+    try:
+        return Theta(**{**plain, "limits": limits})
+    except UsageError as error:
+        raise StoreError(
+            f"the theta of a run must be valid, but {error}; restore the run folder from a copy"
+        ) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from themis.errors import MissingExtraError, UsageError
+from themis.errors import UsageError
+from themis.judge.calibration import Calibration
 from themis.judge.coverage import Coverage
+from themis.judge.decide import Decision
 from themis.judge.estimate import Estimate, describe_share
 from themis.judge.normality import Normality
 from themis.perturb.perturbation import Theta
@@ -25,8 +27,10 @@ from themis.text import counted, percent
 from themis.version import __version__
 
 if TYPE_CHECKING:
-    from themis.runs.diff.result import Diff
-    from themis.runs.display.plots import Figure
+    from matplotlib.figure import Figure
+
+    from themis.runs.analysis.diff import Diff
+    from themis.runs.analysis.review import Review
     from themis.runs.trust import Trusted
 
 
@@ -49,7 +53,7 @@ class Start:
     """Mean IoU on clean inputs, in tasks whose answer is a map."""
     chunk: int
     n_kept: int
-    """Seeds whose clean activations are kept in memory; the others are run again with each test."""
+    """Seeds whose clean activations are kept in memory; the others are run again when tests need them."""
     device: str
     gives_probabilities: bool
     oracle: str
@@ -75,11 +79,18 @@ class Start:
     """Why some seeds are not tested, in words; None if all of them are."""
     constant: str | None = None
     """Why a low fault rate would say nothing: the clean answers are no better than a constant, in words."""
+    kept_bytes: int | None = None
+    """Memory for the clean activations that are kept; None in runs of earlier versions."""
 
     @property
     def task(self) -> str:
         """The name of the oracle without its parameter: wrong, changed, regression, ..."""
         return self.oracle.partition(":")[0]
+
+    @property
+    def profile(self) -> str | None:
+        """How often theta and seeds occur in operation, in words; None if all values are equally frequent."""
+        return describe_profile([theta.as_dict() for theta in self.theta], self.settings.seed_weights)
 
     @property
     def clean(self) -> CleanScores:
@@ -105,10 +116,6 @@ def record_covers_neurons(record: dict[str, Any]) -> bool:
     """The same of a recorded run; True if it does not tell."""
     layers = record.get("start", {}).get("layers")
     return not layers or covers_neurons((layer["name"] for layer in layers), record["settings"].get("preset"))
-
-
-ESTIMATES = ("residual_risk", "reachable_faults", "reachable_seeds", "recall", "forecast_faults_tests")
-"""The estimates of a round."""
 
 
 @dataclass(frozen=True)
@@ -152,13 +159,28 @@ class StrengthPart:
 
 
 @dataclass(frozen=True)
-class ClassRate:
-    """What the uniform stream says about the seeds of a class."""
+class SliceRate:
+    """What the uniform stream says about the seeds of a slice: those with one value of a column."""
 
-    number: int
+    column: str
+    value: str
     seeds: int
+    """Those that were tested."""
     tests: int
-    fault_rate: Estimate
+    fault_rate: Estimate | None
+    """None if none of its seeds was tested."""
+    at_least: float
+    """The lower end of the fault rate that holds at 95% together with those of all other slices of the run."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.column} {self.value}"
+
+
+def worst_slices(slices: Iterable[SliceRate], overall: Estimate | None) -> list[SliceRate]:
+    """The slices that fail clearly more often than all seeds, the worst first."""
+    worst = [] if overall is None else [rate for rate in slices if rate.at_least > overall.value]
+    return sorted(worst, key=lambda rate: -rate.at_least)
 
 
 @dataclass(frozen=True)
@@ -178,13 +200,15 @@ class Run:
     stop: str
     """Why it stopped, as a sentence."""
     stop_reason: str
-    """coverage, found, tests, passes, seconds, plateau or user; error in the summary of a campaign that failed.
+    """coverage, found, decided, tests, seeds, passes, seconds, plateau or user; error in the summary of a campaign that
+    failed. `seeds`: a claim is undecided after one test of each.
 
     `found`: a model without hidden layers has no coverage goal, and little was left to find."""
     faults: Faults
     rounds: list[Round]
     start: Start
     fault_rate: Estimate | None
+    """With a claim to decide, its interval holds at all times together."""
     residual_risk: Estimate | None
     """The chance that the next uniform test shows a distinct fault that no test of the campaign has seen."""
     residual_risk_uniform: Estimate | None
@@ -195,8 +219,11 @@ class Run:
     normality: Normality | None
     correct_by_strength: tuple[StrengthPart, ...]
     """What the uniform stream says by strength; empty without a uniform stream, or if tests were dropped."""
-    by_class: tuple[ClassRate, ...]
-    """The same by the label of a seed, or by its clean answer without labels; empty in tasks without classes."""
+    calibration: Calibration | None
+    """How far confidence and correctness are apart; None without classes or labels, and before the end."""
+    slices: tuple[SliceRate, ...]
+    """The fault rate by the columns of `slice_by`, else by class: the label of a seed, or without labels its clean
+    answer; and by the metadata of a data set of MAITE."""
     near_ties: list[int] = field(repr=False)
     """Tests with a margin below 1e-4: another device or batch shape may answer them differently."""
     seconds: Seconds
@@ -216,6 +243,10 @@ class Run:
     """The posterior mean of every neuron's sensitivity `[neurons]`, in the order of `start.layers` and in the units of
     `start.settings.scale`; None for a run that was opened from its folder."""
 
+    decision: Decision | None = None
+    """The verdict on the claim of the setting `decide`; None without one, or before the campaign has ended."""
+    review: Review | None = None
+    """What people's marks said when the run was opened; None if no fault is marked."""
     folder: Path | None = field(default=None, repr=False)
     """The run folder; None if nothing was written."""
 
@@ -263,6 +294,11 @@ class Run:
         return write_verdict(start.perturbation, start.task, self.counts, start.clean, rate, constant=constant)
 
     @property
+    def worst_slices(self) -> list[SliceRate]:
+        """The slices that fail clearly more often than all seeds, the worst first."""
+        return worst_slices(self.slices, self.fault_rate)
+
+    @property
     def coverage_caution(self) -> str | None:
         """Why a high coverage says little, if it was reached with few tests; otherwise None."""
         if not self.start.covers_neurons:
@@ -296,6 +332,7 @@ class Run:
         self,
         *,
         max_fault_rate: float | None = None,
+        max_valid_fault_rate: float | None = None,
         fail_under: str | Iterable[str] | dict[str, float] = (),
         max_new_faults: int | None = None,
         baseline: Run | str | Path | None = None,
@@ -304,19 +341,27 @@ class Run:
     ) -> Any:
         """Check limits as `themis gate` does; the `GateResults` are true if all gates pass, and print as lines.
 
+        max_valid_fault_rate: a limit on the rate of faults that are valid tests by the marks of `themis review`.
         baseline: the run that `max_new_faults` compares with, or its folder. trust: run folders whose code may run
         although they were not made on this machine by this user. allow_constant: True if `max_fault_rate` may pass
         although the clean answers are no better than a constant.
         """
-        limits = (fail_under, max_fault_rate, max_new_faults, baseline, trust, allow_constant)
-        gates = _above("report.gates.gates").Gates.of(*limits)
-        if not gates:
+        gates = _above("report.gates.gates").Gates.of(
+            fail_under,
+            max_fault_rate=max_fault_rate,
+            max_valid_fault_rate=max_valid_fault_rate,
+            max_new_faults=max_new_faults,
+            baseline=baseline,
+            trust=trust,
+            allow_constant=allow_constant,
+        )
+        if not gates and self.decision is None:
             raise UsageError("a gate must be given, but there is none: pass max_fault_rate=0.05 or another limit")
         return _above("report.gates.gates").check_gates(self, gates, folder=self.folder)
 
     def diff(self, other: Run | str | Path, **options: Any) -> Diff:
         """Compare with a later run, or its folder, as `themis.diff` does; the options are the same."""
-        difference: Diff = _above("runs.diff.api").diff_runs(self, other, **options)
+        difference: Diff = _above("suites.diff").diff(self, other, **options)
         return difference
 
     def plot_coverage(self) -> Figure:
@@ -345,7 +390,7 @@ class Run:
 
     def plot_robustness(self) -> Figure:
         """How many seeds the search could not break, by strength; shrinks a fault per seed, which takes a while."""
-        return _draw("robustness_figure", _above("runs.analysis.robustness").robustness(self))
+        return _draw("robustness_figure", _above("runs.analysis.shrink").robustness(self))
 
     def __repr__(self) -> str:
         last = self.rounds[-1]
@@ -355,7 +400,7 @@ class Run:
         return f"<Run: fault rate {rate}, {faults}{coverage}. {self.stop}>"
 
     def _repr_html_(self) -> str:
-        from themis.runs.display.notebook import show_run
+        from themis.runs.display.fault import show_run
 
         return show_run(self)
 
@@ -363,67 +408,58 @@ class Run:
         """The run as plain data, as written to `summary.json`."""
         last, start = self.rounds[-1], self.start
         return {
-            "stop": self.stop,
-            "stop_reason": self.stop_reason,
+            **_named(self, "stop", "stop_reason", "decision"),
             "coverage": last.coverage.sampled,
             "coverage_all": last.coverage.all,
-            "coverage_uniform": self.coverage_uniform,
-            "coverage_interval": _plain(self.coverage_interval),
-            "coverage_caution": self.coverage_caution,
             "coverage_by_layer": last.coverage.by_layer,
-            "design_effect": self.design_effect,
+            **_named(self, "coverage_uniform", "coverage_interval", "coverage_caution", "design_effect"),
             "forecast_tests": last.coverage.forecast,
-            "tests": last.tests,
+            **_named(last, "tests", "passes", "faults", "distinct_faults", "failing_seeds"),
             "dropped_tests": last.dropped,
-            "passes": last.passes,
             "rounds": len(self.rounds),
-            "faults": last.faults,
-            "distinct_faults": last.distinct_faults,
-            "failing_seeds": last.failing_seeds,
             "seeds": start.n_usable,
             "seeds_given": start.n_seeds,
-            "left_out": start.left_out,
-            "constant": start.constant,
-            "clean_accuracy": start.clean_accuracy,
-            "clean_error": start.clean_error,
-            "clean_iou": start.clean_iou,
-            "clean_map": start.clean_map,
-            "oracle": start.oracle,
-            "fault": start.fault,
+            **_named(start, "left_out", "constant", "clean_accuracy", "clean_error", "clean_iou", "clean_map"),
+            **_named(start, "perturbation", "profile", "oracle", "fault"),
             "neurons": start.n_neurons,
             "neurons_dead": last.coverage.n_dead,
             "neurons_unseen": last.coverage.n_unseen,
-            "fault_rate": _plain(self.fault_rate),
-            "correct_by_strength": [asdict(part) for part in self.correct_by_strength],
-            "by_class": [asdict(rate) for rate in self.by_class],
-            "residual_risk": _plain(self.residual_risk),
-            "residual_risk_uniform": _plain(self.residual_risk_uniform),
-            "reachable_faults": _plain(last.reachable_faults),
-            "reachable_seeds": _plain(last.reachable_seeds),
-            "recall": last.recall,
-            "forecast_faults_tests": last.forecast_faults_tests,
-            "normality": _plain(self.normality),
-            "kinds": self.kinds,
+            **_named(
+                self,
+                "fault_rate",
+                "correct_by_strength",
+                "calibration",
+                "slices",
+                "residual_risk",
+                "residual_risk_uniform",
+            ),
+            **_named(last, "reachable_faults", "reachable_seeds", "recall", "forecast_faults_tests"),
+            **_named(self, "normality", "kinds", "requests", "seconds"),
             "criterion": self.criterion(),
             "policy": {"name": policy_name(start.settings.policy), **self.policy},
             "near_ties": len(self.near_ties),
-            "requests": self.requests,
-            "seconds": asdict(self.seconds),
-            "perturbation": start.perturbation,
             "random_seed": start.settings.random_seed,
             "version": __version__,
+            **({} if self.review is None else {"review": self.review.as_dict()}),
         }
 
 
-HIGH_COVERAGE, TESTS_PER_SEED = 0.9, 2
+def describe_profile(theta: Sequence[Mapping[str, Any]], seed_weights: str | None) -> str | None:
+    """How often theta and seeds occur in operation, in words; None if all values are equally frequent."""
+    texts = [f"{each['name']}~{each['distribution']}" for each in theta if "distribution" in each]
+    texts += [] if seed_weights is None else [f"seeds by {seed_weights}"]
+    return ", ".join(texts) or None
+
+
+HIGH_COVERAGE, LEAST_TESTS_PER_SEED = 0.9, 2
 """Coverage above the first is read as nearly complete; with fewer tests per seed than the second it says little."""
 
 
 def coverage_caution(coverage: float, n_tests: int, n_seeds: int, scale: str) -> str | None:
     """Why a high coverage says little after so few tests; None if it is not high, or based on enough tests."""
-    if coverage < HIGH_COVERAGE or n_tests >= TESTS_PER_SEED * n_seeds:
+    if coverage < HIGH_COVERAGE or n_tests >= LEAST_TESTS_PER_SEED * n_seeds:
         return None
-    seeds = "most of them were not tested" if 2 * n_tests < n_seeds else f"fewer than {TESTS_PER_SEED} per seed"
+    seeds = "most of them were not tested" if 2 * n_tests < n_seeds else f"fewer than {LEAST_TESTS_PER_SEED} per seed"
     text = f"coverage of {percent(coverage)} after {counted(n_tests, 'test')} on {counted(n_seeds, 'seed')} ({seeds})"
     if scale == "relative":
         return f"{text} says little about the others: set no coverage goal, and a budget of more tests"
@@ -439,14 +475,17 @@ def _above(module: str) -> Any:
 
 
 def _draw(kind: str, *values: Any) -> Figure:
-    """A figure of `themis.runs.display.plots`, which needs matplotlib."""
-    try:
-        from themis.runs.display import plots
-    except ImportError as error:
-        raise MissingExtraError("figures need matplotlib: pip install matplotlib") from error
-    figure: Figure = getattr(plots, kind)(*values)
+    """A figure of `themis.runs.display.figure`."""
+    figure: Figure = getattr(_above("runs.display.figure"), kind)(*values)
     return figure
 
 
-def _plain(value: Any) -> dict[str, Any] | None:
-    return None if value is None else asdict(value)
+def _named(source: Any, *names: str) -> dict[str, Any]:
+    """Some fields of an object as plain data."""
+    return {name: _plain(getattr(source, name)) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [asdict(each) for each in value]
+    return asdict(value) if isinstance(value, Calibration | Decision | Estimate | Normality | Seconds) else value

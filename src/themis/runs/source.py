@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from themis.errors import UsageError, first_line, nearest
+from themis.errors import ThemisError, UsageError, first_line, nearest
 from themis.options import option
 from themis.progress import step
-from themis.runs.trust import CODE_OPTIONS, Permission, names_code, pickled_files
+from themis.runs.trust import CODE_OPTIONS, Permission, code_of, pickled_files
 from themis.user_code import LOG, imported_anew, looked_up_in, working_in
 
 if TYPE_CHECKING:
@@ -28,13 +28,14 @@ class Origin:
     model: str = option(
         "",
         "module:factory or module:factory(width=32) that returns a model or a Target; a file (.pt, .pt2, .onnx, "
-        ".keras); or torchvision:NAME, timm:NAME, hf:NAME, keras:FILE",
+        ".keras); or torchvision:NAME, timm:NAME, hf:NAME, keras:FILE, maite:module:factory",
     )
     weights: str | None = option(None, "state dict or checkpoint (.pt, .pth, .safetensors) to load into the model")
     data: str = option(
         "",
         "READER, READER:PATH or READER:PATH?option=value (images, coco, yolo, npz, npy, csv, parquet, idx, cifar, wav, "
-        "hf, digits, mnist, cifar10, imagenet, pdf, drebin, udacity) or module:factory",
+        "hf, digits, mnist, cifar10, imagenet, pdf, drebin, udacity), module:factory or "
+        "maite:module:factory",
     )
     train: str | None = option(
         None, "data that the criterion learns from, as in --data (default: the training data of the zoo, or the seeds)"
@@ -42,6 +43,11 @@ class Origin:
     rivals: list[str] | None = option(
         None,
         "other models of the task, for policies that compare this one with them: names of the zoo, or as in --model",
+    )
+    against: str | None = option(
+        None,
+        "reference that the model should agree with, as in --model or a name of the zoo; a fault is then a test on "
+        "which the two disagree",
     )
     features: str | None = option(
         None,
@@ -116,10 +122,7 @@ class Origin:
     def code(self, *options: str) -> list[str]:
         """Return the code that these options name, in words, unless the user named them."""
         own = frozenset() if self.permission is None else self.permission.own
-        code = []
-        for name in options:
-            if name not in own:
-                code += names_code(name, getattr(self, name))
+        code = code_of(vars(self), [name for name in options if name not in own])
         if "model" in options and self.permission is not None and "model" not in own:
             code += pickled_files(file for file in self.trust or () if file not in self.permission.own_trust)
         return code
@@ -142,26 +145,70 @@ class Origin:
     def target(self) -> AnyTarget:
         """Load the target and its weights."""
         self._require("model", "oracle")
-        if self.zoo is not None:
-            return self._zoo_target(self.zoo)
+        if self.against is not None:
+            self._require("against")
+            self._refuse_given("oracle", because="--against defines a fault: the model and its reference disagree")
+        target = self._load("loading the model")
+        if self.against is None:
+            return target
+        from themis.target.against import Against
+
+        is_zoo = self.against in _collection().names
+        own = Origin(folder=self.folder, trust=self.trust, permission=self.permission, device=self.device)
+        weights = self.weights if self.against == self.model else None  # such as the model without --autocast
+        reference = replace(own, zoo=self.against) if is_zoo else replace(own, model=self.against, weights=weights)
+        try:
+            return Against(target, reference._load("loading the reference", target))
+        except ThemisError as error:
+            raise type(error)(f"reference {self.against!r}: {str(error).replace('--model', '--against')}") from error
+
+    def _load(self, what: str, beside: AnyTarget | None = None) -> AnyTarget:
+        """Load the target on its device; `beside`: the model that it is the reference of."""
+        with self.in_folder(), step(what):
+            target = self._load_target(beside) if self.zoo is None else self._load_from_zoo(self.zoo)
+        if self.device is not None:
+            _move(target, self.device)
+        return target
+
+    def _load_target(self, beside: AnyTarget | None) -> AnyTarget:
         from themis.target.loaders import load_model, load_weights
         from themis.target.target import AnyTarget, Target
 
         trust = self._trust()
-        with self.in_folder(), step("loading the model"):
-            model, version, statistics = load_model(self.model, trust, has_weights=self.weights is not None)
-            if isinstance(model, AnyTarget):
-                self._refuse_options_of_target()
-                target = model
-            else:
-                target = self._wrap(model, version, statistics)
-            if self.weights is not None:
-                if not isinstance(target, Target):
-                    raise UsageError(f"--weights must be left out, because {self.model} has its own")
-                load_weights(target.module, Path(self.weights), trust)
-        if self.device is not None:
-            _move(target, self.device)
+        model, version, statistics = load_model(self.model, trust, has_weights=self.weights is not None)
+        if isinstance(model, AnyTarget):
+            of_inputs = ("bounds", "mean", "std", "channels", "perturbed")
+            of_outputs = ("label_order", "output", "layers", "neurons", "oracle", "autocast")
+            self._refuse_given(*of_inputs, *of_outputs, because=f"{self.model} returns a Target: set it there")
+            target = model
+        else:
+            target = self._wrap(model, version, None if beside is not None else statistics)
+        if beside is not None and target is not model:
+            from themis.target.against import like
+
+            target = like(target, beside)
+        if self.weights is not None:
+            if not isinstance(target, Target):
+                raise UsageError(f"--weights must be left out, because {self.model} has its own")
+            load_weights(target.module, Path(self.weights), trust)
         return target
+
+    def _load_from_zoo(self, name: str) -> AnyTarget:
+        """Load a target of the zoo; options that the zoo defines are refused, except for weights and data."""
+        of_zoo = ("model", "bounds", "mean", "std", "label_order", "channels", "perturbed", "output")
+        self._refuse_given(*of_zoo, because=f"{name} of the zoo has its own: leave out --zoo to set it")
+        layers = "auto" if self.layers is None else tuple(self.layers)
+        options: dict[str, Any] = {"layers": layers, "neurons": self.neurons, "oracle": self.oracle}
+        loaded: Any = _collection().load(name, self.weights, trust=self._trust(), **options)
+        target: AnyTarget = replace(loaded, autocast=self.autocast)
+        return target
+
+    def _refuse_given(self, *names: str, because: str) -> None:
+        """Refuse options that have other values than by default."""
+        default = Origin()
+        for name in names:
+            if getattr(self, name) != getattr(default, name):
+                raise UsageError(f"--{name.replace('_', '-')} must be left out, because {because}")
 
     def _wrap(self, model: Any, version: str, statistics: Statistics | None) -> AnyTarget:
         """Return a target around a model, with the options.
@@ -172,9 +219,10 @@ class Origin:
         from torch import nn
 
         from themis.target.blackbox import BlackBox
-        from themis.target.detections import FORMS
+        from themis.target.detections import DETECTION_FORMS
         from themis.target.estimator import is_estimator
         from themis.target.loaders.onnx import OnnxModel
+        from themis.target.maite import is_maite_model
         from themis.target.target import UNBOUNDED, Normalize, Target
 
         if (self.mean is None) != (self.std is None):
@@ -194,12 +242,12 @@ class Origin:
             LOG.info("normalised with mean %s and std %s, as the configuration of %s says", mean, std, self.model)
         if not isinstance(model, nn.Module) and self.autocast is not None:
             raise UsageError(f"--autocast must be left out, because {self.model} is not a PyTorch module")
-        if is_estimator(model) and not isinstance(model, nn.Module):
-            if self.bounds == Origin().bounds:  # as in Python, a table has its own
+        if is_maite_model(model) or (is_estimator(model) and not isinstance(model, nn.Module)):
+            if self.bounds == Origin().bounds:  # as in Python, a table and a data set of MAITE have their own
                 options["bounds"] = UNBOUNDED
             return BlackBox(model, **options, version=version)
         if isinstance(model, OnnxModel):
-            if self.output in FORMS:
+            if self.output in DETECTION_FORMS:
                 return BlackBox(model, **options, output=self.output, version=model.version)
             return BlackBox(model.choose(self.output), **options, version=model.version)
         if not isinstance(model, nn.Module):
@@ -218,19 +266,24 @@ class Origin:
 
     def resolved(self, target: AnyTarget) -> Origin:
         """Return the origin with the bounds and the normalisation that its target took from the data and the model."""
+        from themis.target.loaders import PACKAGES
         from themis.target.target import UNBOUNDED, Normalize
 
         origin, preprocess = self, getattr(target, "preprocess", None)
         if self.bounds == UNBOUNDED:
             origin = replace(origin, bounds=target.bounds)
-        if self.mean is None and names_package(self.model) and isinstance(preprocess, Normalize):
+        if self.mean is None and self.model.partition(":")[0] in PACKAGES and isinstance(preprocess, Normalize):
             origin = replace(origin, mean=preprocess.mean.tolist(), std=preprocess.std.tolist())
         return origin
 
     def read(self) -> Any:
         """Read the data, with the features of a table if they are described."""
         self._require("data")
-        data = self._read()
+        if self.zoo is not None and not self.data:
+            with self.in_folder():
+                data = _collection().data(self.zoo)
+        else:
+            data = self._read_named(self.data, "data")
         if self.features is None:
             return data
         from themis.data.seeds import read_seeds
@@ -244,7 +297,7 @@ class Origin:
         if not self.rivals:
             return []
         known = _collection().names
-        options, rivals = replace(self, rivals=None, weights=None), []
+        options, rivals = replace(self, rivals=None, weights=None, against=None), []
         for name in self.rivals:
             if name not in known and ":" not in name and not os.path.exists(name):
                 raise UsageError(
@@ -269,62 +322,27 @@ class Origin:
             except DataError:
                 return None
 
-    def _read(self) -> Any:
-        if self.zoo is not None and not self.data:
-            with self.in_folder():
-                return _collection().data(self.zoo)
-        return self._read_named(self.data, "data")
-
     def _read_named(self, text: str, flag: str) -> Any:
+        from themis.data.maite import required_dataset
         from themis.data.readers import READERS, read_data
         from themis.target.loaders.factory import call_factory
 
         name, _, rest = text.partition(":")
         with self.in_folder(), step("reading the data"):
+            if name == "maite":
+                return required_dataset(call_factory(rest, flag), f"--{flag} {text}")
             return read_data(text) if name in READERS or not rest else call_factory(text, flag, READERS)
 
     def weights_path(self) -> Path | None:
         """Return the weights file, if it exists."""
-        if self.weights is None:
-            return self._zoo_weights()
-        path = Path(self.folder or "", self.weights)
-        return path if path.is_file() else None
-
-    def _zoo_target(self, name: str) -> AnyTarget:
-        """Load a target of the zoo; options that the zoo defines are refused, except for weights and data."""
-        default = Origin()
-        for option_name in ("model", "bounds", "mean", "std", "label_order", "channels", "perturbed", "output"):
-            if getattr(self, option_name) != getattr(default, option_name):
-                raise UsageError(
-                    f"--{option_name.replace('_', '-')} must be left out, because {name} of the zoo has its own: "
-                    "leave out --zoo to set it"
-                )
-        layers = "auto" if self.layers is None else tuple(self.layers)
-        with self.in_folder():
-            options: dict[str, Any] = {"layers": layers, "neurons": self.neurons, "oracle": self.oracle}
-            target: AnyTarget = replace(
-                _collection().load(name, self.weights, trust=self._trust(), **options), autocast=self.autocast
-            )
-        if self.device is not None:
-            _move(target, self.device)
-        return target
-
-    def _zoo_weights(self) -> Path | None:
+        if self.weights is not None:
+            path = Path(self.folder or "", self.weights)
+            return path if path.is_file() else None
         if self.zoo is None:
             return None
         with self.in_folder():
-            path: Path | None = _collection().find_weights(self.zoo)
-            return None if path is None else path.absolute()
-
-    def _refuse_options_of_target(self) -> None:
-        default = Origin()
-        of_inputs = ("bounds", "mean", "std", "channels", "perturbed")
-        for name in (*of_inputs, "label_order", "output", "layers", "neurons", "oracle", "autocast"):
-            if getattr(self, name) != getattr(default, name):
-                raise UsageError(
-                    f"--{name.replace('_', '-')} must be left out, because {self.model} returns a Target, which has "
-                    f"its own: set {name} there"
-                )
+            found: Path | None = _collection().find_weights(self.zoo)
+            return None if found is None else found.absolute()
 
     @contextmanager
     def in_folder(self) -> Iterator[None]:
@@ -347,10 +365,8 @@ class Origin:
     def imported_anew(self) -> Iterator[None]:
         """Import modules from its folder, even if others of the same name have been imported from elsewhere."""
         is_permitted = self.permission is None or self.permission.is_granted
-        if self.folder is None or not os.path.isdir(self.folder) or not is_permitted:
-            yield
-            return
-        with imported_anew(self.folder):
+        folder = self.folder if is_permitted else None
+        with imported_anew(folder) if folder is not None and os.path.isdir(folder) else nullcontext():
             yield
 
 
@@ -360,13 +376,6 @@ def _collection() -> Any:
     return collection()
 
 
-def names_package(model: str) -> bool:
-    """Return whether `--model` names a model of a package, such as `timm:NAME`."""
-    from themis.target.loaders import PACKAGES
-
-    return model.partition(":")[0] in PACKAGES
-
-
 OPTIONS = tuple(each.name for each in fields(Origin) if each.name != "permission")
 
 
@@ -374,9 +383,7 @@ def recorded_origin(record: dict[str, Any], permission: Permission) -> Origin | 
     """Return how a run's target and data were made, if it is recorded, together with whether its code may run."""
     if record["origin"] is None:
         return None
-    is_keras = str(record["origin"].get("model", "")).endswith(".keras")
-    earlier = {"channels": "first"} if is_keras else {}  # before there was such an option
-    origin = Origin.of({**earlier, **record["origin"], "bounds": tuple(record["origin"]["bounds"])})
+    origin = Origin.of({**record["origin"], "bounds": tuple(record["origin"]["bounds"])})
     return replace(origin if permission.is_granted else _anchored(origin), permission=permission)
 
 
@@ -388,8 +395,9 @@ def _anchored(origin: Origin) -> Origin:
     folder = origin.folder or ""
     paths: dict[str, Any] = {name: getattr(origin, name) for name in ("weights", "features")}
     changes: dict[str, Any] = {name: os.path.join(folder, path) for name, path in paths.items() if path}
-    if is_file(origin.model):
-        changes["model"] = os.path.join(folder, origin.model)
+    for name in ("model", "against"):
+        if is_file(getattr(origin, name) or ""):
+            changes[name] = os.path.join(folder, getattr(origin, name))
     for name in ("data", "train"):
         reader, colon, path = (getattr(origin, name) or "").partition(":")
         if reader in READERS and path and reader != "hf":

@@ -14,8 +14,7 @@ import hmac
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -23,6 +22,7 @@ from shlex import quote
 from typing import Any
 
 from themis.errors import UsageError
+from themis.reading import open_regular
 
 Trusted = bool | str | Path | Sequence[str | Path]
 """What the user trusts: everything that is opened (True), nothing (False), or these run folders and files."""
@@ -32,9 +32,9 @@ TAG = "tag"
 """Name of the signature in the record of a run."""
 PURPOSE = b"themis run folder 1\n"
 """Keeps the signature of a run from being valid for anything else."""
-SETTINGS = ("policy", "criterion", "judge")
+SIGNED_SETTINGS = ("policy", "criterion", "judge")
 """Settings that name code."""
-START = ("oracle", "oracle_asked")
+SIGNED_START = ("oracle", "oracle_asked")
 """Names in the start of a campaign that may name code."""
 
 
@@ -60,11 +60,8 @@ def read_key(*, creates: bool = False) -> bytes:
     try:
         if creates and not path.exists():
             _create_key(folder, path)
-        file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-        try:
-            status, key = os.fstat(file), os.read(file, KEY_BYTES + 1)
-        finally:
-            os.close(file)
+        with open_regular(path) as file:
+            status, key = os.fstat(file.fileno()), file.read(KEY_BYTES + 1)
     except FileNotFoundError as error:
         raise KeyProblem(f"there is no key in {folder}") from error
     except OSError as error:
@@ -80,25 +77,19 @@ def _create_key(folder: Path, path: Path) -> None:
     """Make a key that only this user can read; if two processes do so at once, the first one's counts."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = folder / f"key.{os.getpid()}.{secrets.token_hex(8)}"
-    _write_new(part, secrets.token_bytes(KEY_BYTES))
-    try:
-        with suppress(FileExistsError):
-            try:
-                os.link(part, path)  # unlike a rename, never replaces a key, and it appears with its content
-            except FileExistsError:
-                raise
-            except OSError:  # a disk without hard links
-                _write_new(path, part.read_bytes())
-    finally:
-        part.unlink()
-
-
-def _write_new(path: Path, content: bytes) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
-        file.write(content)
+    with os.fdopen(os.open(part, flags, 0o600), "wb") as file:
+        file.write(secrets.token_bytes(KEY_BYTES))
         file.flush()
         os.fsync(file.fileno())
+    try:
+        os.link(part, path)  # unlike a rename, never replaces a key, and it appears with its content
+    except FileExistsError:
+        pass
+    except OSError:  # a disk without hard links
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def sign(record: dict[str, Any]) -> str:
@@ -117,8 +108,8 @@ def signed_part(record: dict[str, Any]) -> dict[str, Any]:
     return {
         "origin": record.get("origin"),
         "perturbation": [record.get("perturbation"), record.get("perturbation_code")],
-        "settings": {name: settings.get(name) for name in SETTINGS},
-        "start": {name: start.get(name) for name in START},
+        "settings": {name: settings.get(name) for name in SIGNED_SETTINGS},
+        "start": {name: start.get(name) for name in SIGNED_START},
     }
 
 
@@ -195,38 +186,6 @@ def _paths(trusted: Trusted) -> list[str]:
     return [os.fspath(path) for path in ([trusted] if isinstance(trusted, str | Path) else trusted)]
 
 
-def names_code(option: str, value: Any) -> list[str]:
-    """The code that the value of an option of `Origin` names, in words; a list may name several."""
-    values = [value] if isinstance(value, str) else value or ()
-    return [f"{option} {text!r}" for text in map(str, values) if _IS_CODE[option](text)]
-
-
-def pickled_files(trust: Iterable[str]) -> list[str]:
-    """The files that would be unpickled, in words."""
-    from themis.target.loaders.trust import HASH_MARK
-
-    return [f"the pickled file {str(file).partition(HASH_MARK)[0]!r}" for file in trust]
-
-
-def recorded_code(record: dict[str, Any]) -> list[str]:
-    """All the code that the record of a run names, in words."""
-    origin, start = record.get("origin") or {}, record.get("start") or {}
-    is_zoo = origin.get("zoo") is not None
-    options = [name for name in CODE_OPTIONS if not (is_zoo and name == "model")]
-    code = [phrase for name in options for phrase in names_code(name, origin.get(name))]
-    code += pickled_files(origin.get("trust") or ())
-    code += perturbation_code(str(record.get("perturbation")))
-    code += [phrase for name in ("oracle_asked", "oracle") for phrase in names_code("oracle", start.get(name))]
-    return list(dict.fromkeys(code))
-
-
-def perturbation_code(spec: str) -> list[str]:
-    """The code that the specification of a perturbation names, in words."""
-    from themis.perturb import own_perturbations
-
-    return [f"perturbation {name!r}" for name in own_perturbations(spec)]
-
-
 def _is_model_code(spec: str) -> bool:
     """Whether a model is made by code that its name chooses: a factory, or a package that downloads what it names."""
     from themis.target.loaders import PACKAGES, is_file
@@ -243,10 +202,10 @@ def _is_model_code(spec: str) -> bool:
 
 def _is_data_code(spec: str) -> bool:
     """Whether data is made by code that its name chooses, or downloaded."""
-    from themis.data.readers import OWN_READERS
+    from themis.data.readers import READERS
 
     name, _, rest = spec.partition(":")
-    return name == "hf" if name in OWN_READERS else bool(rest)
+    return name == "hf" if READERS.is_own(name) else bool(rest)
 
 
 def _is_oracle_code(spec: str) -> bool:
@@ -260,7 +219,44 @@ _IS_CODE: dict[str, Callable[[str], bool]] = {
     "data": _is_data_code,
     "train": _is_data_code,
     "rivals": _is_model_code,
+    "against": _is_model_code,
     "oracle": _is_oracle_code,
 }
 CODE_OPTIONS = tuple(_IS_CODE)
 """Options of `Origin` that may name code."""
+
+
+def names_code(option: str, value: Any) -> list[str]:
+    """The code that the value of an option of `Origin` names, in words; a list may name several."""
+    values = [value] if isinstance(value, str) else value or ()
+    return [f"{option} {text!r}" for text in map(str, values) if _IS_CODE[option](text)]
+
+
+def code_of(values: Mapping[str, Any], names: Iterable[str] = CODE_OPTIONS) -> list[str]:
+    """The code that these options of an `Origin` name, in words."""
+    return [phrase for name in names for phrase in names_code(name, values.get(name))]
+
+
+def pickled_files(trust: Iterable[str]) -> list[str]:
+    """The files that would be unpickled, in words."""
+    from themis.target.loaders.trust import HASH_MARK
+
+    return [f"the pickled file {str(file).partition(HASH_MARK)[0]!r}" for file in trust]
+
+
+def recorded_code(record: dict[str, Any]) -> list[str]:
+    """All the code that the record of a run names, in words."""
+    origin, start = record.get("origin") or {}, record.get("start") or {}
+    is_zoo = origin.get("zoo") is not None
+    code = code_of(origin, [name for name in CODE_OPTIONS if not (is_zoo and name == "model")])
+    code += pickled_files(origin.get("trust") or ())
+    code += perturbation_code(str(record.get("perturbation")))
+    code += [phrase for name in ("oracle_asked", "oracle") for phrase in names_code("oracle", start.get(name))]
+    return list(dict.fromkeys(code))
+
+
+def perturbation_code(spec: str) -> list[str]:
+    """The code that the specification of a perturbation names, in words."""
+    from themis.perturb import own_perturbations
+
+    return [f"perturbation {name!r}" for name in own_perturbations(spec)]

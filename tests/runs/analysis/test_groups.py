@@ -10,7 +10,7 @@ from sklearn.metrics import adjusted_rand_score
 
 import themis
 from themis import UsageError, cli
-from themis.runs.analysis.groups import CategoryTable, bins, find_classes, find_groups, group, growth_chance, interval
+from themis.runs.analysis.groups import bins, find_classes, find_groups, group, growth_chance, interval
 from themis.runs.faults import Faults
 from themis.runs.store.reader import Reader
 
@@ -99,7 +99,7 @@ def test_there_are_at_most_as_many_groups_as_requested(found):
 def test_a_smaller_apart_gives_more_groups(found):
     counts = [len(group(found[1].faults, apart=each)) for each in (0.1, 0.5, 0.75, 1.0)]
     assert counts == sorted(counts, reverse=True)
-    assert counts[0] > counts[2]
+    assert counts[0] > 2 > counts[-1]  # two planted causes and noise; 5 groups and 1
     with pytest.raises(UsageError, match="apart must lie in 0 to 1, got 2"):
         group(found[1].faults, apart=2)
 
@@ -134,6 +134,22 @@ def test_ten_thousand_faults_are_grouped_by_a_sample():
     (fourth,) = (each for each in groups if "answered as 4" in each.text)
     assert next(iter(fourth.layers)) == "last"
     assert "change concentrated in last (80% of it, elsewhere " in fourth.text
+
+
+def test_an_outcome_too_rare_for_the_sample_joins_a_group():
+    rng = np.random.default_rng(0)
+    cause = rng.integers(0, 2, 8000)
+    answer = np.where(np.arange(8000) == 1, 9, 4 + cause)  # the sample has every fourth fault
+    columns = {
+        "id": np.arange(8000),
+        "answer": answer,
+        "theta": (0.5 * cause + 0.1 * rng.random(8000)).astype(np.float32)[:, None],
+        "signature": np.full((8000, 1), 1.0, dtype=np.float32),
+    }
+    with np.errstate(all="raise"):
+        groups = find_groups(columns)
+    assert groups.max() == 1
+    assert adjusted_rand_score(cause, groups) > 0.99
 
 
 def test_a_difference_in_one_view_does_not_separate_groups():
@@ -174,10 +190,10 @@ def test_the_interval_that_separates_two_samples():
 def test_independent_columns_have_one_class_and_dependent_ones_two():
     rng = np.random.default_rng(0)
     independent = [rng.integers(0, 5, 1000) for _ in range(4)]
-    assert find_classes(CategoryTable.of(independent)).max() == 0
+    assert find_classes(independent).max() == 0
     side = rng.integers(0, 2, 1000)
     crossed = [np.where(rng.random(1000) < 0.9, side, 1 - side) for _ in range(5)]
-    classes = find_classes(CategoryTable.of(crossed))
+    classes = find_classes(crossed)
     assert classes.max() == 1
     assert adjusted_rand_score(side, classes) > 0.9
 

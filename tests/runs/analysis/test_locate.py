@@ -14,7 +14,7 @@ import themis
 from themis import UsageError, cli
 from themis.runs.analysis.groups import group
 from themis.runs.analysis.locate import learn_baseline, locate
-from themis.runs.replay import Replayer
+from themis.runs.replay import Replayer, read_run
 from themis.runs.store.reader import Reader
 
 CASES = [(net, layer) for net in ("mlp", "conv", "strided", "skip", "deep") for layer in range(len(NETS[net]().stages))]
@@ -81,7 +81,7 @@ def test_a_group_is_located_from_the_run_and_from_its_folder(tmp_path):
     rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:200]
     target, folder = themis.Target(planted("mlp", causes)), Reader(tmp_path / "run")
     there = locate(
-        each, learn_baseline(Replayer(folder, target, (inputs[rows], labels[rows]), MARKED)), folder.faults()
+        each, learn_baseline(read_run(Replayer(folder, target, (inputs[rows], labels[rows]), MARKED))), folder.faults()
     )
     assert there.first == "relu.2"
     assert there.layers[0].times == pytest.approx(here.layers[0].times, rel=0.2)

@@ -14,9 +14,9 @@ import themis
 from themis import Perturbation, Target, Theta, UsageError
 from themis.judge.estimate import Estimate
 from themis.perturb.perturbation import column
-from themis.runs.analysis.robustness import CAVEAT, Robustness, robustness
-from themis.runs.display.plots import draw_robustness
-from themis.runs.replay import Replayer
+from themis.runs.analysis.shrink import CAVEAT, Robustness, robustness
+from themis.runs.display.figure import draw_robustness
+from themis.runs.replay import Replayer, read_run
 from themis.runs.run import StrengthPart
 from themis.runs.store.reader import Reader
 
@@ -142,7 +142,7 @@ def test_a_model_with_known_strengths_has_their_curve(tmp_path):
         assert each.strength_before == pytest.approx(min(found, default=1.0))
     assert curve.passes >= sum(each.passes for each in curve.shrunk)
     reader = Reader(tmp_path / "run")
-    again = robustness(Replayer(reader, Target(Mean()), data, SHIFT))
+    again = robustness(read_run(Replayer(reader, Target(Mean()), data, SHIFT)))
     reader.close()
     assert again.shrunk == curve.shrunk
     assert again.passes == curve.passes + 200 + 5

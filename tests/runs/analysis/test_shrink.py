@@ -11,13 +11,13 @@ from torch import nn
 import themis
 from themis import Perturbation, Target, Theta, UsageError
 from themis.perturb.perturbation import column
-from themis.runs.analysis.shrink import MOST_SWEEPS, NUDGE, STEPS, _describe_change, shrink
-from themis.runs.replay import Replayer
+from themis.runs.analysis.shrink import BISECTIONS, MOST_SWEEPS, NUDGE, _describe_change, shrink
+from themis.runs.replay import Replayer, read_run
 from themis.runs.store.reader import Reader
 
 RANGE = 0.3
 OPTIONS = {"coverage": None, "tolerance": 1e-9, "policy": "random"}
-SLACK = 2.0**-STEPS
+SLACK = 2.0**-BISECTIONS
 """A bisection stops so near above the boundary, as a share of the fault's own theta."""
 
 
@@ -94,7 +94,7 @@ def test_one_dimension_ends_at_the_boundary_in_closed_form():
         assert each.linf == pytest.approx(after, rel=1e-4)
         assert each.margin < 0
         assert (each.answer, each.is_same, each.not_needed) == (1, True, ())
-        assert each.passes == 2 + STEPS
+        assert each.passes == 2 + BISECTIONS
         assert each.sentence == f"shift {after:.3g} instead of {before:.3g} is enough"
 
 
@@ -231,7 +231,7 @@ def test_an_attack_shrinks_to_its_radius_and_pays_its_own_passes():
     assert len(shrunk) == 5
     for each in shrunk:
         assert each.after["radius"] == pytest.approx(needed(each), abs=each.before["radius"] * SLACK + 1e-5)
-        assert each.passes == 4 * (2 + STEPS)
+        assert each.passes == 4 * (2 + BISECTIONS)
 
 
 @pytest.mark.parametrize("perturbation", ["edit", "edit(count=0:9.7)"])
@@ -261,7 +261,7 @@ def test_counts_end_at_whole_numbers(perturbation):
         assert each.linf == 1
         assert each.distance == pytest.approx(count**0.5)
         before = int(each.before["count"] + 0.5)
-        assert each.passes <= 2 + STEPS + 2 + 4 + 2  # no whole number is run twice
+        assert each.passes <= 2 + BISECTIONS + 2 + 4 + 2  # no whole number is run twice
         needed = f"all {before}" if count == before else f"{count:.0f} of {before}"
         assert each.sentence == f"{needed} features are enough; amount is not needed"
 
@@ -283,10 +283,10 @@ def test_passes_are_batched_over_faults():
     before = net.calls
     shrunk = shrink(run, faults)
     calls, tests = net.calls - before, sum(each.passes for each in shrunk)
-    most_steps = 2 + STEPS + 3 * (2 + STEPS) * 2
+    most_steps = 2 + BISECTIONS + 3 * (2 + BISECTIONS) * 2
     assert calls <= n_chunks * most_steps
     assert tests > 25 * calls
-    assert most_steps < MOST_SWEEPS * 3 * (2 + STEPS)
+    assert most_steps < MOST_SWEEPS * 3 * (2 + BISECTIONS)
 
 
 def test_progress_counts_every_test_and_stays_within_its_limit():
@@ -306,7 +306,7 @@ def test_shrinking_is_reproducible_also_from_the_folder(tmp_path):
     with pytest.raises(UsageError, match="does not record how to create its"):
         shrink(tmp_path / "run")
     reader = Reader(tmp_path / "run")
-    assert shrink(Replayer(reader, Target(Mean()), seeds(), THREE)) == first
+    assert shrink(read_run(Replayer(reader, Target(Mean()), seeds(), THREE))) == first
     reader.close()
     assert json.loads(json.dumps(first[0].as_dict()))["after"] == first[0].after
 
@@ -316,7 +316,7 @@ def test_a_fault_that_no_longer_breaks_the_model_is_left_out(tmp_path):
     reader = Reader(tmp_path / "run")
     mended = Mean()
     mended.band = (5.0, 0.0)
-    assert shrink(Replayer(reader, Target(mended), seeds(), SHIFT)) == []
+    assert shrink(read_run(Replayer(reader, Target(mended), seeds(), SHIFT))) == []
     reader.close()
 
 

@@ -6,7 +6,7 @@ from blobs import CLASSES, BlobDetector, blobs
 
 import themis
 from themis.cli import main
-from themis.report.view import read_view
+from themis.report.page import read_view
 from themis.runs.display.fault import answered_boxes, answers, pictures, with_boxes
 from themis.runs.display.figure import draw_faults
 
@@ -56,4 +56,4 @@ def test_faults_are_shown_with_boxes_and_in_words(tmp_path, capsys):
     assert main(["faults", str(tmp_path / "run"), "--limit", "2", "--export", str(tmp_path / "listed.png")]) == 0
     assert main(["faults", str(tmp_path / "run"), "--limit", "2"]) == 0
     assert fault.outcome in capsys.readouterr().out
-    assert f"{fault.outcome}" in " ".join(group.text for group in view.groups)
+    assert f"{fault.outcome}" in " ".join(group["text"] for group in view.groups)

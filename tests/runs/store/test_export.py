@@ -80,7 +80,7 @@ def test_the_database_contains_what_the_campaign_found(found, table):
 
 
 def test_pandas_reads_the_parquet_file(found, exported, table, monkeypatch):
-    monkeypatch.setattr("themis.runs.store.reader.BATCH", 7)
+    monkeypatch.setattr("themis.runs.store.reader.ROWS_PER_FETCH", 7)
     read = pd.read_parquet(exported("faults.parquet", "--sort", "id"))
     np.testing.assert_array_equal(np.stack(read["signature"]), found[1].faults.columns["signature"])
     same(read.drop(columns="signature"), table.drop(columns="signature"))
@@ -203,19 +203,10 @@ def test_a_location_that_cannot_be_written_is_named(found, tmp_path, monkeypatch
     assert "a.csv cannot be written: Permission denied" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("name", "module", "command"),
-    [
-        ("a.parquet", "pyarrow", 'pip install "themis-dl[tables]"'),
-        ("a.png", "matplotlib.figure", "pip install matplotlib"),
-    ],
-)
-def test_a_missing_package_is_named_with_the_command_that_installs_it(
-    found, tmp_path, capsys, monkeypatch, name, module, command
-):
-    monkeypatch.setitem(sys.modules, module, None)
-    assert main(["faults", str(found[0]), "--export", str(tmp_path / name)]) == 3
-    assert command in capsys.readouterr().err
+def test_a_missing_package_is_named_with_the_command_that_installs_it(found, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert main(["faults", str(found[0]), "--export", str(tmp_path / "a.parquet")]) == 3
+    assert 'pip install "themis-dl[tables]"' in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -38,7 +38,7 @@ def data():
 
 @pytest.mark.parametrize(("perturbation", "policy"), [("gaussian", "scheduled"), ("fgsm", "paper")])
 def test_a_resumed_campaign_ends_like_an_uninterrupted_one(target, data, tmp_path, monkeypatch, perturbation, policy):
-    monkeypatch.setattr(writer, "SHARE", float("inf"))  # rounds are announced at once
+    monkeypatch.setattr(writer, "WRITING_SHARE", float("inf"))  # rounds are announced at once
     options = {"policy": policy, "max_tests": 6000, "round_size": 1000, "tolerance": 1e-9, "magnitude": 0.2}
     whole = themis.run(target, data, perturbation, **options)
     stopped = themis.run(target, data, perturbation, **options, out=tmp_path / "run", callbacks=[StopAt(2)])

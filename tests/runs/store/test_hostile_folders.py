@@ -5,7 +5,6 @@ import os
 import shutil
 import sqlite3
 from contextlib import closing
-from hashlib import blake2b
 from pathlib import Path
 
 import earlier_net
@@ -17,10 +16,9 @@ from safetensors.torch import load_file, save_file
 import themis
 from themis import StoreError
 from themis.cli import main
-from themis.report.view import read_view
+from themis.report.page import read_view
 from themis.runs.store import reader as reader_module
 from themis.runs.store.reader import Reader
-from themis.runs.store.tensors import checksum
 
 EARLIER = Path(__file__).parents[1] / "earlier_run"
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
@@ -55,7 +53,7 @@ def refused(folder, capsys, *words):
 SCHEMAS = {
     "endless record": (
         f"DROP VIEW distinct_faults; ALTER TABLE run RENAME TO o; CREATE VIEW run AS {ENDLESS} SELECT o.* FROM o, n",
-        "must have a table run, but it has none",
+        "but its table 'run' is missing",
     ),
     "endless faults": (
         f"DROP VIEW distinct_faults; DROP TABLE faults; CREATE VIEW faults AS {ENDLESS} SELECT * FROM n",
@@ -85,7 +83,7 @@ def test_tables_that_are_not_those_of_a_run_are_refused(folder, capsys, name):
 
 
 def test_a_query_has_a_time_limit(folder, monkeypatch):
-    monkeypatch.setattr(reader_module, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(reader_module, "MAX_QUERY_SECONDS", 0.2)
     with (
         closing(Reader(folder)) as run,
         time_limit(60),
@@ -180,15 +178,11 @@ def test_a_wrong_value_of_a_round_or_a_checkpoint_is_named(folder, capsys):
     assert "checkpoint.file must be the name of a file such as 000000320" in refused(folder, capsys)
 
 
-@pytest.mark.parametrize("hashes", [checksum, lambda content: blake2b(content, digest_size=8).hexdigest()])
-def test_a_changed_state_is_refused(tmp_path, capsys, hashes):
-    """Its name has a checksum, or the hash of an earlier version."""
+def test_a_changed_state_is_refused(tmp_path, capsys):
+    """Its name has a checksum."""
     options = {"max_tests": 60, "round_size": 30, "magnitude": 0.3}
     themis.run(earlier_net.make_net(), earlier_net.make_data(), "gaussian", out=tmp_path / "run", **options)
     [path] = (tmp_path / "run" / "state").iterdir()
-    *numbers, _ = path.stem.split("-")
-    path = path.rename(path.with_stem("-".join([*numbers, hashes(path.read_bytes())])))
-    change(tmp_path / "run", f"UPDATE checkpoint SET file = '{path.name}'")
     with closing(Reader(tmp_path / "run")) as run:
         assert run.checkpoint().tests == 60
     content = bytearray(path.read_bytes())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,12 +10,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from themis.data.seeds import Seeds
 from themis.errors import DataError
 from themis.measure.calculator import Calculator
 from themis.measure.distance import distances
 from themis.measure.tests import Floats, Ints, Tests
-from themis.perturb.table import COUNT
-from themis.runs.replay import RunSource, missing_seed, open_handle
+from themis.perturb.table import COUNTED
+from themis.runs.estimates import range_shares
+from themis.runs.fault import Fault
+from themis.runs.replay import missing_seed
+from themis.runs.run import Run
 
 OnProgress = Callable[[str, int, int], None]
 """Told how far an analysis is: what it does now, how many tests of that are done, and how many these are at most."""
@@ -53,7 +57,7 @@ class TestBench:
             np.array([getattr(theta, end) for theta in self.theta], dtype=np.float32)
             for end in ("low", "high", "identity")
         )
-        self.is_whole = np.array([theta.unit == COUNT.unit for theta in self.theta])  # a table's features are counted
+        self.is_whole = np.array([theta.unit == COUNTED.unit for theta in self.theta])  # a table's features are counted
 
     def begin(self, text: str, n_tests: int) -> None:
         """Begin something that takes at most `n_tests` tests; progress is reported as its share."""
@@ -61,13 +65,7 @@ class TestBench:
 
     def rows(self, seed_id: Ints) -> Ints:
         """Rows of seeds among the bench's seeds."""
-        known = self.seeds.seed_id.numpy()
-        order = np.argsort(known, kind="stable")
-        rows: Ints = order[np.searchsorted(known, seed_id, sorter=order).clip(max=len(known) - 1)]
-        is_missing = known[rows] != seed_id
-        if is_missing.any():
-            raise DataError(missing_seed(seed_id[is_missing][0], len(known)))
-        return rows
+        return rows_of(seed_id, self.seeds)
 
     def settled(self, theta: NDArray[Any]) -> Floats:
         """Theta as it is run: within its bounds, and rounded where the perturbation rounds it."""
@@ -76,10 +74,7 @@ class TestBench:
 
     def shares(self, theta: NDArray[Any]) -> NDArray[np.float64]:
         """How far each dimension is from its identity to the bound on that side, 0 to 1."""
-        away = theta.astype(np.float64) - self.identity
-        reach = np.where(away >= 0, self.high - self.identity, self.identity - self.low)
-        shares: NDArray[np.float64] = np.divide(np.abs(away), reach, out=np.zeros_like(away), where=reach > 0)
-        return shares
+        return range_shares(theta, self.low, self.high, self.identity)
 
     def strength(self, theta: NDArray[Any]) -> NDArray[np.float64]:
         """The strength of a disturbance: the largest share over the dimensions, 0 to 1."""
@@ -125,16 +120,35 @@ class TestBench:
         return usable
 
 
+def rows_of(seed_id: Ints, seeds: Seeds) -> Ints:
+    """The rows of these seeds; refuses data that lacks one."""
+    known = seeds.seed_id.numpy()
+    order = np.argsort(known, kind="stable")
+    rows: Ints = order[np.searchsorted(known, seed_id, sorter=order).clip(max=len(known) - 1)]
+    is_missing = known[rows] != seed_id
+    if is_missing.any():
+        raise DataError(missing_seed(seed_id[is_missing][0], len(known)))
+    return rows
+
+
+def tests_of(faults: Sequence[Fault], seeds: Seeds) -> Tests:
+    """The tests that showed these faults, with the rows of their seeds."""
+    id, seed_id, noise_seed = (
+        np.array([getattr(fault, name) for fault in faults], dtype=np.int64) for name in ("id", "seed_id", "noise_seed")
+    )
+    theta = np.array([list(fault.theta.values()) for fault in faults], dtype=np.float32)
+    return Tests(id, rows_of(seed_id, seeds), theta, noise_seed, np.array([fault.kind for fault in faults]))
+
+
 @contextmanager
 def open_bench(
-    source: RunSource,
+    run: Run,
     seed_id: Ints | None = None,
     chunk: int | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> Iterator[TestBench]:
     """A bench for these seeds, by default all; chunk: tests per forward pass, by default as recorded."""
-    with open_handle(source) as handle:
-        passes_before = handle.passes
-        on_progress("running the clean inputs", 0, 0)
-        with handle.opened(seed_id, chunk) as calculator:
-            yield TestBench(calculator, handle.random_seed, passes_before, on_progress)
+    passes_before = run.handle.passes
+    on_progress("running the clean inputs", 0, 0)
+    with run.handle.opened(seed_id, chunk) as calculator:
+        yield TestBench(calculator, run.handle.random_seed, passes_before, on_progress)

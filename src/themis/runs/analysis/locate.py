@@ -7,7 +7,7 @@ passed. The earliest layer with a large unexpected increase comes first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -20,20 +20,19 @@ from themis.errors import DataError, UsageError
 from themis.measure.calculator import Calculator
 from themis.measure.chunk import columns_of
 from themis.measure.tests import Tests
-from themis.runs.analysis.bench import OnProgress, ignore_progress
+from themis.runs.analysis.bench import OnProgress, ignore_progress, tests_of
 from themis.runs.analysis.groups import Group
 from themis.runs.fault import Fault
-from themis.runs.replay import Replayer, missing_seed, open_handle
-from themis.runs.run import Run
+from themis.runs.replay import AnyRun, as_run
 from themis.search.policy import UNIFORM_STREAM, Space
 from themis.target.activations import Layer
 
 Floats = NDArray[np.float64]
 ORDINARY = 384
 """Tests that the baseline is learned from: about a hundred for each of the few parameters of a layer's fit."""
-BEFORE = 2
+PRECEDING_LAYERS = 2
 """Preceding layers that predict a layer's sensitivity, besides the input: a block and what bypasses it."""
-LEAST = 0.1
+LEAST_SENSITIVITY = 0.1
 """Least baseline sensitivity of a neuron, as a share of its layer's: one that hardly ever moves must not dominate."""
 FLOOR = 0.05
 """Least standard deviation of a layer's logarithm: a twentieth more than predicted is never unusual."""
@@ -41,11 +40,11 @@ RIDGE = 1e-3
 """Ridge penalty that keeps a fit solvable if layers move together, in variances of a logarithm."""
 TUKEY = 4.685
 """Standard deviations beyond which a test is ignored by a fit: Tukey's constant, 95% efficient for normal errors."""
-MEMBERS = 24
+MOST_LOCATED = 24
 """Most faults of a group that are run again: their median then has a quarter of their standard deviation."""
 NEARLY = 0.5
 """Share of the largest score from which a layer may be the entry: half of an extreme score is still extreme."""
-NEURONS, LAYERS = 5, 3
+NAMED_NEURONS, NAMED_LAYERS = 5, 3
 """Neurons that are named in each of the first layers."""
 
 
@@ -105,7 +104,7 @@ class Baseline:
 
 
 def learn_baseline(
-    source: Run | Replayer | Calculator,
+    run: AnyRun,
     n: int = ORDINARY,
     random_seed: int = 0,
     *,
@@ -113,22 +112,23 @@ def learn_baseline(
 ) -> Baseline:
     """Run ordinary tests, with the run's seeds and uniform theta, and learn from those that the model passes.
 
-    source: a run, the replayer of a run folder, or a calculator that has swept its seeds. on_progress: as for `shrink`.
+    on_progress: as for `shrink`.
     """
-    calculator = source if isinstance(source, Calculator) else _swept_calculator(source, n, on_progress)
-    with calculator.target.opened(), torch.no_grad():
+    run = as_run(run)
+    seed_id = run.handle.seeds.seed_id.numpy()
+    spread = np.linspace(0, len(seed_id) - 1, min(n, len(seed_id))).round().astype(np.int64)
+    failing = run.faults.columns["seed_id"] if len(run.faults) else seed_id[:0]
+    on_progress("running the clean inputs", 0, 0)
+    with run.handle.opened(np.union1d(failing, seed_id[spread])) as calculator:
         tests = _ordinary_tests(calculator, n, random_seed, on_progress)
-        sums = {layer.name: torch.zeros(layer.n_neurons, device=calculator.device) for layer in calculator.layers}
-
-        def add(layer: Layer, change: Tensor) -> None:
-            sums[layer.name] += change.sum(0)
 
         def tell(n_done: int) -> None:
             on_progress("measuring how much layers usually move", n_done, 2 * len(tests))
 
-        _trace_changes(calculator, tests, add, tell)
         # Not the root mean square: passed tests in which a layer went wrong would count too much.
-        scale = {name: _floored(total / len(tests)) for name, total in sums.items()}
+        scale = _mean_changes(calculator, tests, [layer.name for layer in calculator.layers], tell)
+        for mean in scale.values():
+            mean.clamp_(min=max(float(LEAST_SENSITIVITY * mean.square().mean().sqrt()), 1e-12))
         logs = _log_changes(calculator, tests, scale, lambda n_done: tell(len(tests) + n_done))
     fits = [_fit(_design(logs, k), logs[:, k]) for k in range(1, logs.shape[1])]
     return Baseline(
@@ -151,7 +151,7 @@ def locate(
     chosen = _members(subject, faults)
     calculator = baseline.calculator
     with calculator.target.opened(), torch.no_grad():
-        tests = _tests_of(calculator, chosen)
+        tests = tests_of(chosen, calculator.seeds)
         logs = _log_changes(calculator, tests, baseline.scale)
         scores, rises = [], []
         for k in range(1, logs.shape[1]):
@@ -159,12 +159,12 @@ def locate(
             scores.append(np.median((logs[:, k] - predicted) / spread))
             rises.append(np.median(logs[:, k] - predicted))
         order = _rank(np.array(scores))
-        named = [calculator.layers[k].name for k in order[:LAYERS]]
+        named = [calculator.layers[k].name for k in order[:NAMED_LAYERS]]
         neurons = _neurons(calculator, tests, baseline.scale, named)
-    layers = [
-        LayerExcess(layer.name, float(scores[k]), float(np.exp(rises[k])), neurons.get(layer.name, ()))
-        for k, layer in ((k, calculator.layers[k]) for k in order)
-    ]
+    layers = []
+    for k in order:
+        name = calculator.layers[k].name
+        layers.append(LayerExcess(name, float(scores[k]), float(np.exp(rises[k])), neurons.get(name, ())))
     return Localization(tuple(layers), len(chosen), baseline.n_tests)
 
 
@@ -185,60 +185,23 @@ def _members(subject: Fault | Group | Sequence[Fault], faults: Sequence[Fault] |
         subject = subject.representatives if faults is None else [fault for fault in faults if fault.id in ids]
     if not subject:
         raise UsageError("there must be a fault to locate, got none: pass one of run.faults, or a group")
-    at = np.linspace(0, len(subject) - 1, min(MEMBERS, len(subject))).round().astype(int)
+    at = np.linspace(0, len(subject) - 1, min(MOST_LOCATED, len(subject))).round().astype(int)
     return [subject[k] for k in at.tolist()]
-
-
-def _tests_of(calculator: Calculator, faults: Sequence[Fault]) -> Tests:
-    row_of = {int(id): row for row, id in enumerate(calculator.seeds.seed_id.tolist())}
-    missing = [fault.seed_id for fault in faults if fault.seed_id not in row_of]
-    if missing:
-        raise DataError(missing_seed(missing[0], len(row_of)))
-    return Tests(
-        np.array([fault.id for fault in faults]),
-        np.array([row_of[fault.seed_id] for fault in faults]),
-        np.array([list(fault.theta.values()) for fault in faults], dtype=np.float32),
-        np.array([fault.noise_seed for fault in faults]),
-        np.array([fault.kind for fault in faults]),
-    )
 
 
 def _neurons(
     calculator: Calculator, tests: Tests, scale: dict[str, Tensor], names: Sequence[str]
 ) -> dict[str, tuple[NeuronExcess, ...]]:
     """The neurons of these layers that are furthest above their baseline, on average over the tests."""
-    sums = {name: torch.zeros_like(scale[name]) for name in names}
-
-    def add(layer: Layer, change: Tensor) -> None:
-        if layer.name in sums:
-            sums[layer.name] += change.sum(0)
-
-    _trace_changes(calculator, tests, add)
     neurons = {}
-    for name, total in sums.items():
-        times = total / len(tests) / scale[name]
-        best = times.topk(min(NEURONS, len(times)))
+    for name, mean in _mean_changes(calculator, tests, names).items():
+        times = mean / scale[name]
+        best = times.topk(min(NAMED_NEURONS, len(times)))
         layer = calculator.by_name[name]
         shape = layer.shape if layer.channel_axis is None else (layer.n_neurons,)
         places = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         neurons[name] = tuple(NeuronExcess(tuple(map(int, np.unravel_index(k, shape))), value) for k, value in places)
     return neurons
-
-
-def _swept_calculator(source: Run | Replayer, n: int, on_progress: OnProgress) -> Calculator:
-    """A calculator that has swept the failing seeds of a run and `n` others."""
-    with open_handle(source) as handle:
-        seed_id = handle.seeds.seed_id.numpy()
-        spread = np.linspace(0, len(seed_id) - 1, min(n, len(seed_id))).round().astype(np.int64)
-        on_progress("running the clean inputs", 0, 0)
-        return handle.swept(np.union1d(_failing_seeds(source), seed_id[spread]))
-
-
-def _failing_seeds(source: Run | Replayer) -> NDArray[np.int64]:
-    if isinstance(source, Run):
-        return np.unique(source.faults.columns.get("seed_id", np.zeros(0, np.int64)))
-    rows = source.run.select("DISTINCT seed_id", order="seed_id")
-    return np.array([seed_id for (seed_id,) in rows], dtype=np.int64)
 
 
 def _ordinary_tests(calculator: Calculator, n: int, random_seed: int, on_progress: OnProgress) -> Tests:
@@ -248,12 +211,14 @@ def _ordinary_tests(calculator: Calculator, n: int, random_seed: int, on_progres
     space = Space.of(calculator.perturbation, usable, seed_id, np.zeros(len(usable), dtype=np.float32), random_seed)
     number = np.arange(n)
     tests = space.uniform_tests(number, UNIFORM_STREAM, number)
-    passes: list[NDArray[np.bool_]] = []
-    for first in range(0, n, calculator.chunk):
-        passes.append(_passes(calculator, tests[first : first + calculator.chunk]))
-        on_progress("running ordinary tests", min(first + calculator.chunk, n), n)
-    ordinary = tests[np.concatenate(passes)]
-    least = 4 * (BEFORE + 2)
+    is_fault: list[Tensor] = []
+    for part in _chunks(calculator, tests):
+        _, outputs, motion = calculator.run_chunk(part, calculator.chunk)
+        rows = torch.from_numpy(part.seed).to(calculator.device)
+        is_fault.append(calculator.clean.compare(rows, outputs, motion).is_fault.cpu())
+        on_progress("running ordinary tests", sum(map(len, is_fault)), n)
+    ordinary = tests[~torch.cat(is_fault).numpy()]
+    least = 4 * (PRECEDING_LAYERS + 2)
     if len(ordinary) < least:
         raise DataError(
             f"the model must pass at least {least} ordinary tests, but it passed {len(ordinary)} of {n}: the "
@@ -262,62 +227,57 @@ def _ordinary_tests(calculator: Calculator, n: int, random_seed: int, on_progres
     return ordinary
 
 
-def _passes(calculator: Calculator, tests: Tests) -> NDArray[np.bool_]:
-    _, outputs, motion = calculator.run_chunk(tests, calculator.chunk)
-    verdict = calculator.clean.compare(torch.from_numpy(tests.seed).to(calculator.device), outputs, motion)
-    passes: NDArray[np.bool_] = ~verdict.is_fault.cpu().numpy()
-    return passes
+def _chunks(calculator: Calculator, tests: Tests) -> Iterator[Tests]:
+    return (tests[first : first + calculator.chunk] for first in range(0, len(tests), calculator.chunk))
 
 
-def _trace_changes(
-    calculator: Calculator,
-    tests: Tests,
-    take: Callable[[Layer, Tensor], None],
-    tell: Callable[[int], None] = lambda n_done: None,
-) -> Floats:
-    """Pass each layer's sensitivities `[tests, neurons]` to `take`, chunk by chunk; return the inputs' change.
+def _changes(calculator: Calculator, tests: Tests) -> tuple[Tensor, dict[str, Tensor]]:
+    """The change of the inputs of a chunk `[tests]`, and the sensitivities of each layer `[tests, neurons]`."""
+    n = len(tests)
+    inputs, disturbed, _ = calculator.disturb(*columns_of(tests, calculator.chunk, calculator.device), n)
+    changes: dict[str, Tensor] = {}
 
-    tell: called after every chunk with the number of tests done.
-    """
-    changes = []
-    for first in range(0, len(tests), calculator.chunk):
-        part = tests[first : first + calculator.chunk]
-        n = len(part)
-        inputs, disturbed, _ = calculator.disturb(*columns_of(part, calculator.chunk, calculator.device), n)
-        clean: dict[str, Tensor] = {}
+    def keep(layer: Layer, activations: Tensor) -> None:
+        changes[layer.name] = activations[:n].clone()
 
-        def keep(layer: Layer, activations: Tensor, clean: dict[str, Tensor] = clean, n: int = n) -> None:
-            clean[layer.name] = activations[:n].clone()
+    def differ(layer: Layer, activations: Tensor) -> None:
+        change = (activations[:n] - changes[layer.name]).abs().float()
+        changes[layer.name] = change.nan_to_num_(0.0, 0.0, 0.0)
 
-        def differ(layer: Layer, activations: Tensor, clean: dict[str, Tensor] = clean, n: int = n) -> None:
-            change = (activations[:n] - clean.pop(layer.name)).abs().float()
-            take(layer, change.nan_to_num_(0.0, 0.0, 0.0))
+    calculator.forward(inputs, keep)
+    calculator.forward(disturbed, differ)
+    calculator.passes += 2 * len(inputs)
+    return (disturbed - inputs)[:n].flatten(1).float().square().mean(1).sqrt(), changes
 
-        calculator.forward(inputs, keep)
-        calculator.forward(disturbed, differ)
-        calculator.passes += 2 * len(inputs)
-        changes.append((disturbed - inputs)[:n].flatten(1).float().square().mean(1).sqrt())
-        tell(first + n)
-    return np.asarray(torch.cat(changes).cpu().numpy(), dtype=np.float64)
+
+def _mean_changes(
+    calculator: Calculator, tests: Tests, names: Sequence[str], tell: Callable[[int], None] = lambda n_done: None
+) -> dict[str, Tensor]:
+    """The mean sensitivity of each neuron of some layers; tell: called with the number of tests done."""
+    sums, n_done = dict.fromkeys(names, torch.zeros(())), 0
+    for part in _chunks(calculator, tests):
+        changes, n_done = _changes(calculator, part)[1], n_done + len(part)
+        sums = {name: total.to(calculator.device) + changes[name].sum(0) for name, total in sums.items()}
+        tell(n_done)
+    return {name: total / len(tests) for name, total in sums.items()}
 
 
 def _log_changes(
     calculator: Calculator, tests: Tests, scale: dict[str, Tensor], tell: Callable[[int], None] = lambda n_done: None
 ) -> Floats:
     """Logarithm of each test's change: of the input, then of each layer in units of its neurons' baseline."""
-    parts: dict[str, list[Tensor]] = {layer.name: [] for layer in calculator.layers}
-
-    def add(layer: Layer, change: Tensor) -> None:
-        parts[layer.name].append((change / scale[layer.name]).square().mean(1).sqrt())
-
-    inputs = _trace_changes(calculator, tests, add, tell)
-    by_layer = [torch.cat(parts[layer.name]).cpu().numpy().astype(np.float64) for layer in calculator.layers]
-    return np.log(np.maximum(np.stack([inputs, *by_layer], 1), 1e-6))
+    rows: list[Tensor] = []
+    for part in _chunks(calculator, tests):
+        of_inputs, changes = _changes(calculator, part)
+        layers = [(changes[name] / unit).square().mean(1).sqrt() for name, unit in scale.items()]
+        rows.append(torch.stack([of_inputs, *layers], 1))
+        tell(sum(map(len, rows)))
+    return np.log(np.maximum(torch.cat(rows).cpu().numpy().astype(np.float64), 1e-6))
 
 
 def _design(logs: Floats, k: int) -> Floats:
     """What predicts layer `k`: a constant, the input, and the layers just before it."""
-    before = sorted({0, *range(max(0, k - BEFORE), k)})
+    before = sorted({0, *range(max(0, k - PRECEDING_LAYERS), k)})
     return np.concatenate([np.ones((len(logs), 1)), logs[:, before]], 1)
 
 
@@ -334,7 +294,3 @@ def _fit(design: Floats, values: Floats) -> tuple[Floats, Floats, float]:
         spread = max(float(1.4826 * np.median(np.abs(residuals - np.median(residuals)))), FLOOR)
         weight = np.where(np.abs(residuals) < TUKEY * spread, (1 - (residuals / (TUKEY * spread)) ** 2) ** 2, 0.0)
     return np.asarray(slopes), np.asarray(np.linalg.inv(gram)), spread
-
-
-def _floored(scale: Tensor) -> Tensor:
-    return scale.clamp(min=max(float(LEAST * scale.square().mean().sqrt()), 1e-12))

@@ -1,27 +1,30 @@
-"""Shrinking: the smallest theta that still breaks the model, with the same seed and the same noise."""
+"""Shrinking: the smallest theta that still breaks the model, with the same seed and the same noise.
+
+For one fault of every seed, it gives the robustness curve: how many seeds the search could not break, by strength.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from themis.errors import UsageError
-from themis.measure.tests import Bools, Floats, Ints
+from themis.judge.estimate import Estimate, show_interval
+from themis.measure.tests import Bools, Floats, Ints, Tests
 from themis.perturb.perturbation import Theta
-from themis.runs.analysis.bench import OnProgress, Outcomes, TestBench, ignore_progress, open_bench
+from themis.runs.analysis.bench import OnProgress, Outcomes, TestBench, ignore_progress, open_bench, tests_of
+from themis.runs.display.text import RANDOM, UNBROKEN
 from themis.runs.fault import Fault
-from themis.runs.faults import Faults
-from themis.runs.replay import Replayer, RunSource
-from themis.runs.run import Run
-from themis.runs.store.reader import Reader, Selection
+from themis.runs.replay import AnyRun, as_run
+from themis.runs.run import StrengthPart
+from themis.search.policy import Space
 
-STEPS = 10
+BISECTIONS = 10
 """Steps of a bisection: to a thousandth of the way, where float32 and kernels still tell neighbours apart."""
 GIVE = 2.0**-5
 """A dimension is dropped if the others need only this share more without it: at the boundary itself all are needed."""
@@ -29,7 +32,7 @@ NUDGE = 2.0**-7
 """A dimension that cannot give up this share of its way is left as it is: one test instead of a bisection."""
 MOST_SWEEPS = 12
 """Sweeps over the dimensions; moving one lets others move, by less in every sweep."""
-MOST = 20
+DEFAULT_FAULTS = 20
 """Faults that are shrunk by default: as many as `themis faults` lists."""
 NAMED = 3
 """Dimensions that a sentence names, those that go furthest; the others are counted."""
@@ -83,10 +86,10 @@ class ShrunkFault:
 
 
 def shrink(
-    run: RunSource,
+    run: AnyRun,
     faults: Sequence[Fault] | None = None,
     *,
-    most: int = MOST,
+    most: int = DEFAULT_FAULTS,
     is_simplest: bool = False,
     on_progress: OnProgress = ignore_progress,
 ) -> list[ShrunkFault]:
@@ -99,36 +102,26 @@ def shrink(
     """
     if most < 1:
         raise UsageError(f"most must be 1 or more, got {most}: it is the number of faults to shrink")
-    with ExitStack() as stack:
-        if isinstance(run, str | Path):
-            run = stack.enter_context(closing(Reader(run)))
-        chosen = list(_most_telling(run, most) if faults is None else faults)
-        if not chosen:
-            return []
-        seed_id = np.array([fault.seed_id for fault in chosen])
-        bench = stack.enter_context(open_bench(run, seed_id, min(fault.chunk for fault in chosen), on_progress))
-        theta = np.array([list(fault.theta.values()) for fault in chosen], dtype=np.float32)
+    run = as_run(run)
+    chosen = list(run.faults.most_telling(most) if faults is None else faults)
+    if not chosen:
+        return []
+    seed_id = np.array([fault.seed_id for fault in chosen])
+    with open_bench(run, seed_id, min(fault.chunk for fault in chosen), on_progress) as bench:
         if [*chosen[0].theta] != [theta.name for theta in bench.theta]:
             raise UsageError(f"the faults must be of this run, got theta {', '.join(chosen[0].theta)}: pass its own")
-        noise_seed = np.array([fault.noise_seed for fault in chosen])
-        answer, id = (np.array([getattr(fault, name) for fault in chosen]) for name in ("answer", "id"))
-        return shrink_tests(bench, bench.rows(seed_id), theta, noise_seed, answer, id, is_simplest=is_simplest)
+        answer = np.array([fault.answer for fault in chosen])
+        return shrink_tests(bench, tests_of(chosen, bench.seeds), answer, is_simplest=is_simplest)
 
 
 def shrink_tests(
-    bench: TestBench,
-    rows: Ints,
-    theta: Floats,
-    noise_seed: Ints,
-    answer: Ints | None = None,
-    id: Ints | None = None,
-    *,
-    is_simplest: bool = False,
+    bench: TestBench, tests: Tests, answer: Ints | None = None, *, is_simplest: bool = False
 ) -> list[ShrunkFault]:
-    """Shrink the tests that break the model. answer, id: if the tests are faults, their wrong outcomes and numbers."""
-    if not len(rows):
+    """Shrink the tests that break the model. answer: their wrong outcomes, if they are faults of the campaign."""
+    if not len(tests):
         return []
-    shrinker = _Shrinker(bench, rows, theta, noise_seed)
+    shrinker = _Shrinker(bench, tests)
+    id = np.full(len(tests), -1) if answer is None else tests.number
     first_answer = shrinker.best["answer"].copy() if answer is None else answer
     remaining = shrinker.try_identity()
     if is_simplest:
@@ -138,29 +131,26 @@ def shrink_tests(
         shrinker.weaken(remaining)
         shrinker.weaken(shrinker.drop_dimensions(remaining, GIVE))
     shrinker.lower_dimensions(remaining)
-    return [
-        shrinker.result(k, theta[k], int(first_answer[k]), -1 if id is None else int(id[k]))
-        for k in np.flatnonzero(shrinker.is_fault).tolist()
-    ]
+    return [shrinker.result(k, int(first_answer[k]), int(id[k])) for k in np.flatnonzero(shrinker.is_fault).tolist()]
 
 
 class _Shrinker:
     """Faults being shrunk: the smallest theta of each so far, and its outcome."""
 
-    def __init__(self, bench: TestBench, rows: Ints, theta: Floats, noise_seed: Ints) -> None:
-        self.bench, self.rows, self.noise_seed = bench, rows, noise_seed
-        self.size = min(len(rows), bench.calculator.chunk)
-        self.start = bench.settled(theta)
+    def __init__(self, bench: TestBench, tests: Tests) -> None:
+        self.bench, self.tests = bench, tests
+        self.size = min(len(tests), bench.calculator.chunk)
+        self.start = bench.settled(tests.theta)
         self.theta = self.start.copy()
         self.weakest = bench.strength(self.theta)
-        self.n_run = np.zeros(len(rows), dtype=np.int64)
-        bench.begin("running tests", len(rows))
-        self.best = self._run(np.arange(len(rows)), self.theta)
+        self.n_run = np.zeros(len(tests), dtype=np.int64)
+        bench.begin("running tests", len(tests))
+        self.best = self._run(np.arange(len(tests)), self.theta)
         self.is_fault = self.best["is_fault"].copy()
 
     def _run(self, at: Ints, theta: Floats) -> Outcomes:
         self.n_run[at] += 1
-        return self.bench.run(self.rows[at], theta, self.noise_seed[at], self.size)
+        return self.bench.run(self.tests.seed[at], theta, self.tests.noise_seed[at], self.size)
 
     def attempt(self, at: Ints, theta: Floats) -> Bools:
         """Run the faults `at` with another theta, and adopt it where it breaks the model too."""
@@ -184,7 +174,7 @@ class _Shrinker:
 
     def weaken(self, at: Ints) -> None:
         """Bisect the overall strength: theta on the line from the identity."""
-        self.bench.begin("bisecting the strength", STEPS * len(at))
+        self.bench.begin("bisecting the strength", BISECTIONS * len(at))
         held, identity = self.theta.astype(np.float64), self.bench.identity.astype(np.float64)
 
         def theta_at(at: Ints, share: NDArray[np.float64]) -> Floats:
@@ -217,7 +207,7 @@ class _Shrinker:
             return
         n_dimensions = self.theta.shape[1]
         for sweep in range(MOST_SWEEPS):
-            n_tests = (1 + STEPS) * n_dimensions * len(at)
+            n_tests = (1 + BISECTIONS) * n_dimensions * len(at)
             self.bench.begin(f"bisecting single dimensions, sweep {sweep + 1} of at most {MOST_SWEEPS}", n_tests)
             before = self.theta[at].copy()
             for k in range(n_dimensions):
@@ -248,7 +238,7 @@ class _Shrinker:
         """Bisect the share of the way between 0, which does not break the model, and 1, which does."""
         low, high = np.zeros(len(at)), np.ones(len(at))
         passing = theta_at(at, low)
-        for _ in range(STEPS):
+        for _ in range(BISECTIONS):
             middle = (low + high) / 2
             theta = theta_at(at, middle)
             breaks = (theta == self.theta[at]).all(1)  # known, as are rounded values that were run before
@@ -257,16 +247,16 @@ class _Shrinker:
             low, high = np.where(breaks, low, middle), np.where(breaks, middle, high)
             passing = np.where(breaks[:, None], passing, theta)
 
-    def result(self, k: int, before: Floats, answer: int, id: int) -> ShrunkFault:
+    def result(self, k: int, answer: int, id: int) -> ShrunkFault:
         bench, best = self.bench, self.best
         names = [theta.name for theta in bench.theta]
         is_back = (self.theta[k] == bench.identity) & (self.start[k] != bench.identity)
         ssim = float(best["ssim"][k])
         return ShrunkFault(
             id=id,
-            seed_id=int(bench.seeds.seed_id[self.rows[k]]),
-            noise_seed=int(self.noise_seed[k]),
-            before=dict(zip(names, map(float, before), strict=True)),
+            seed_id=int(bench.seeds.seed_id[self.tests.seed[k]]),
+            noise_seed=int(self.tests.noise_seed[k]),
+            before=dict(zip(names, map(float, self.tests.theta[k]), strict=True)),
             after=dict(zip(names, map(float, self.theta[k]), strict=True)),
             strength_before=float(bench.strength(self.start[k])),
             strength=float(bench.strength(self.theta[k])),
@@ -303,30 +293,217 @@ def _describe_needed(bench: TestBench, before: Floats, after: Floats) -> str:
 
 
 def _describe_change(theta: Theta, before: float, after: float, is_whole: bool) -> str:
-    was, now = (f"{before:.0f}", f"{after:.0f}") if is_whole else _format_apart(before, after)
+    for form in (".0f",) if is_whole else (".3g", ".5g", ".9g"):  # as many digits as are needed to tell them apart
+        was, now = format(before, form), format(after, form)
+        if was != now:
+            break
     if theta.name == "count" or theta.name.endswith("_count"):
         return f"all {was} {theta.unit}" if now == was != "1" else f"{now} of {was} {theta.unit}"
     return f"{theta.name} {now}" if now == was else f"{theta.name} {now} instead of {was}"
-
-
-def _format_apart(*values: float) -> list[str]:
-    """Numbers with as many digits as are needed to tell them apart."""
-    for digits in (3, 5, 9):
-        words = [f"{value:.{digits}g}" for value in values]
-        if len(set(words)) == len(set(values)):
-            break
-    return words
 
 
 def _join(words: list[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def _most_telling(run: Run | Reader | Replayer, n: int) -> list[Fault]:
-    faults = run.faults if isinstance(run, Run) else read_faults(run)
-    return faults.most_telling(n)
+SHOWN = (0.2, 0.4, 0.6, 0.8, 1.0)
+"""Strengths that the summary names, the ends of the parts that random disturbances are counted in."""
+CAVEAT = (
+    "A search is not exhaustive: weaker disturbances than those found may break a seed, so the curve is an upper bound "
+    "on the model's robustness."
+)
+Curve = NDArray[np.float64]
 
 
-def read_faults(run: Reader | Replayer) -> Faults:
-    """The distinct faults of a run folder."""
-    return Selection(is_distinct=True).faults(run.run if isinstance(run, Replayer) else run)
+@dataclass(frozen=True)
+class Robustness:
+    """The Kaplan-Meier curve over the smallest strength that broke each seed, with its 95% log-log interval.
+
+    Strength is the share of theta's range, from its identity, that the furthest dimension goes. Seeds that never broke
+    are right-censored at the last strength tested: all that is known is that they withstood it.
+    """
+
+    strengths: Curve
+    """Strengths at which the curve steps or seeds were censored, ascending."""
+    share: Curve
+    """Share of the seeds that the search could not break with strengths up to each of these."""
+    low: Curve
+    high: Curve
+    n_seeds: int
+    n_failed: int
+    full_strength: str = ""
+    """What strength 1 means if theta has one dimension, such as "sigma 0.1"."""
+    passes: int = 0
+    shrunk: tuple[ShrunkFault, ...] = field(default=(), repr=False)
+    """The smallest disturbance found for each seed that broke."""
+    random: tuple[StrengthPart, ...] = ()
+    """What random disturbances do, from the uniform stream of the campaign; empty if that is not known."""
+
+    @staticmethod
+    def of(failed: Any, censored: Any, **rest: Any) -> Robustness:
+        """The curve from the strengths that broke seeds, and those up to which the other seeds withstood."""
+        from scipy import stats
+
+        failed, censored = (np.asarray(strengths, dtype=np.float64) for strengths in (failed, censored))
+        n = len(failed) + len(censored)
+        if not n:
+            raise UsageError("a robustness curve needs at least one seed that is answered correctly, got none")
+        estimated = stats.ecdf(stats.CensoredData(uncensored=failed, right=censored)).sf
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore", RuntimeWarning)  # the formula has no interval if all or no seeds are left
+            interval = estimated.confidence_interval(method="log-log")
+        share = estimated.probabilities
+        low, high = (np.array(limit.probabilities) for limit in (interval.low, interval.high))
+        # There, use the Clopper-Pearson limits of 0 among n.
+        is_whole, is_empty = share >= 1, share <= 0
+        rare = 0.025 ** (1 / n)
+        low, high = np.where(is_whole, rare, low), np.where(is_whole, 1.0, high)
+        low, high = np.where(is_empty, 0.0, low), np.where(is_empty, 1 - rare, high)
+        return Robustness(estimated.quantiles, share, low, high, n, len(failed), **rest)
+
+    def at(self, strength: float) -> Estimate:
+        """The share of seeds that no disturbance up to a strength is known to break, with its interval."""
+        if not 0 <= strength <= max(1.0, self.strengths[-1]):
+            raise UsageError(f"strength must lie in 0..1, the range that was tested, got {strength:g}")
+        k = int(np.searchsorted(self.strengths, strength, side="right")) - 1
+        if k < 0:
+            return Estimate(1.0, 0.025 ** (1 / self.n_seeds), 1.0)
+        return Estimate(float(self.share[k]), float(self.low[k]), float(self.high[k]))
+
+    @property
+    def median(self) -> float | None:
+        """The strength at which half of the seeds have broken; None if more than half withstand all strengths."""
+        return self._first_under_half(self.share)
+
+    @property
+    def median_interval(self) -> tuple[float | None, float | None]:
+        """Its 95% interval, where the curve's limits cross one half; None is beyond the strengths tested."""
+        return self._first_under_half(self.low), self._first_under_half(self.high)
+
+    def _first_under_half(self, curve: Curve) -> float | None:
+        under = np.flatnonzero(curve <= 0.5)
+        return float(self.strengths[under[0]]) if len(under) else None
+
+    @property
+    def n_further(self) -> int:
+        """Seeds that did not fail in the campaign, but when they were run at full strength for the curve."""
+        return sum(fault.id < 0 for fault in self.shrunk)
+
+    def sentences(self) -> list[str]:
+        """A summary in sentences."""
+        lines = [f"{self.n_failed:,} of {self.n_seeds:,} seeds broke."]
+        if self.n_further:
+            lines.append(
+                f"{self.n_further:,} of them did not fail in the run: for the curve, every seed that did not fail is "
+                "run once more at full strength."
+            )
+        if self.median is None:
+            lines.append("The search could not break more than half of the seeds at any strength.")
+        else:
+            low, high = ("beyond" if limit is None else f"{limit:.3g}" for limit in self.median_interval)
+            lines.append(f"Half of the seeds have broken at strength {self.median:.3g} (95% interval {low} to {high}).")
+        return [*lines, CAVEAT]
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """By strength, as text: random disturbances of it, and the search up to it."""
+        random = {part.high: part.correct for part in self.random}
+        return [
+            (
+                f"{strength - SHOWN[0]:.2g} to {strength:g}",
+                show_interval(random[strength]) if strength in random else "unknown",
+                show_interval(self.at(strength)),
+            )
+            for strength in SHOWN
+        ]
+
+    def lines(self) -> list[str]:
+        """The rows as a table with their names, and the summary."""
+        unit = f" (1 is {self.full_strength})" if self.full_strength else ""
+        rows = [(f"strength{unit}", RANDOM, f"{UNBROKEN} up to it"), *self.rows()]
+        widths = [max(len(row[k]) for row in rows) for k in range(2)]
+        table = [f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows]
+        return [*table, *self.sentences()]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The curve as plain data."""
+        return {
+            "seeds": self.n_seeds,
+            "failed": self.n_failed,
+            "failed_here_only": self.n_further,
+            "median": self.median,
+            "median_interval": list(self.median_interval),
+            "strength_1": self.full_strength,
+            "passes": self.passes,
+            "strengths": self.strengths.tolist(),
+            "share": self.share.tolist(),
+            "low": self.low.tolist(),
+            "high": self.high.tolist(),
+            "random": [asdict(part) for part in self.random],
+            "caveat": CAVEAT,
+        }
+
+
+def robustness(
+    run: AnyRun, known: Sequence[ShrunkFault] = (), *, on_progress: OnProgress = ignore_progress
+) -> Robustness:
+    """The robustness curve of a campaign's model over its seeds.
+
+    The weakest fault of every failing seed is shrunk. Every other seed is run once more at full strength, at a corner
+    of theta and at the opposite one: those that break are shrunk too, the rest are censored at 1.
+    known: faults that were shrunk before; one that is weaker than the one found here replaces it. on_progress: as for
+    `shrink`.
+    """
+    run = as_run(run)
+    faults = run.faults
+    with open_bench(run, on_progress=on_progress) as bench:
+        usable = bench.usable()
+        shrunk: list[ShrunkFault] = []
+        if len(faults):
+            order = np.lexsort((faults.columns["id"], bench.strength(faults.columns["theta"])))
+            first = np.unique(faults.columns["seed_id"][order], return_index=True)[1]
+            weakest = {name: column[np.sort(order[first])] for name, column in faults.columns.items()}
+            rows, kind = bench.rows(weakest["seed_id"]), weakest["kind"]
+            tests = Tests(weakest["id"], rows, weakest["theta"], weakest["noise_seed"], kind)
+            shrunk += shrink_tests(bench, tests, weakest["answer"])
+        by_seed = {fault.seed_id: fault for fault in sorted([*shrunk, *known], key=lambda fault: -fault.weakest)}
+        shrunk = list(by_seed.values())
+        broken = bench.rows(np.array([fault.seed_id for fault in shrunk], dtype=np.int64)) if shrunk else usable[:0]
+        for turn in range(2):
+            left = np.setdiff1d(usable, broken)
+            more = shrink_tests(bench, _corner_tests(bench, left, turn))
+            shrunk += more
+            if more:
+                broken = np.concatenate([broken, bench.rows(np.array([fault.seed_id for fault in more]))])
+        n_left = len(np.setdiff1d(usable, broken))
+        return Robustness.of(
+            [fault.weakest for fault in shrunk],
+            np.ones(n_left),
+            full_strength=_full_strength(bench),
+            passes=bench.passes,
+            shrunk=tuple(sorted(shrunk, key=lambda fault: fault.seed_id)),
+            random=run.correct_by_strength,
+        )
+
+
+def _corner_tests(bench: TestBench, rows: Ints, turn: int) -> Tests:
+    """One test per seed at full strength: at a corner, in turn 1 at the opposite one."""
+    seed_id = bench.seeds.seed_id.numpy()[rows]
+    margin = np.zeros(len(rows), dtype=np.float32)
+    space = Space.of(bench.calculator.perturbation, rows, seed_id, margin, bench.random_seed)
+    theta = space.corners(seed_id)
+    if turn:
+        opposite = (space.low + space.high) - theta
+        has_two_sides = (space.low != space.identity) & (space.high != space.identity)
+        theta = np.where(has_two_sides, opposite, theta).astype(np.float32).clip(space.low, space.high)
+        if not (has_two_sides.any() or space.is_random):
+            seed_id, theta = seed_id[:0], theta[:0]  # the same tests again
+    return space.tests(seed_id * 2 + turn, np.arange(len(seed_id)), theta, "corner")
+
+
+def _full_strength(bench: TestBench) -> str:
+    """What strength 1 means, if theta has one dimension."""
+    if len(bench.theta) > 1:
+        return ""
+    theta = bench.theta[0]
+    ends = [f"{end:.3g}" for end in (theta.low, theta.high) if end != theta.identity]
+    return f"{theta.name} {' or '.join(ends)}"

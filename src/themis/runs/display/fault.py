@@ -1,11 +1,13 @@
-"""A fault as text and as pictures, for notebooks, trackers and messages."""
+"""Faults as text and as pictures, for messages, reports and trackers; and results as HTML, for notebooks."""
 
 from __future__ import annotations
 
 import math
-import struct
-import zlib
 from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from html import escape
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,19 +19,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from themis.runs.fault import Fault, FaultInputs, Replay
+    from themis.runs.faults import Faults
+    from themis.runs.run import Run
     from themis.runs.store.tensors import Tensors
 
 Pixels = NDArray[np.uint8]
-GAP = 2
+PICTURE_GAP = 2
 """Pixels between the pictures of a strip, before they are enlarged."""
-WIDE = 3
+WIDE_RATIO = 3
 """Ratio of width to height from which pictures are put one below the other, such as the frames of a clip."""
 
 
 def answers(fault: Fault) -> tuple[str, str]:
     """The answers to the clean and to the disturbed input."""
     confidence = "" if math.isnan(fault.confidence) else f" ({percent(fault.confidence, 0)})"
-    after = "not finite" if fault.answer < 0 else f"{fault.answer}{confidence}"
+    after = f"{'not finite' if fault.answer < 0 else f'{fault.answer}{confidence}'}{_beside(fault)}"
     if fault.outcome is not None and not fault.is_number:
         return "as expected", fault.outcome
     if fault.clean_answer is not None:
@@ -39,14 +43,10 @@ def answers(fault: Fault) -> tuple[str, str]:
     return f"{fault.clean_value:.4g}", after if fault.value is None else f"{fault.value:.4g}"
 
 
-def describe_answer(answer: int, value: float | None, confidence: float, outcome: str | None = None) -> str:
-    """The number of an answer, or the outcome in words, with the value and the confidence if they are known."""
-    if answer < 0:
-        return "not finite"
-    details = [] if value is None else [f"{value:.6g}"]
-    details += [] if math.isnan(confidence) else [percent(confidence)]
-    shown = outcome or str(answer)
-    return f"{shown} ({', '.join(details)})" if details else shown
+def _beside(fault: Fault) -> str:
+    """The answer of the reference, if the model was tested against one."""
+    other = fault.reference_answer
+    return "" if other is None else f" against {'not finite' if other < 0 else other}"
 
 
 def describe_theta(fault: Fault) -> str:
@@ -54,11 +54,48 @@ def describe_theta(fault: Fault) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in fault.theta.items())
 
 
-def caption(fault: Fault) -> str:
-    """One line on the fault."""
-    before, after = answers(fault)
-    theta = f"{fault.perturbation} {describe_theta(fault)}"
-    return f"fault {fault.id}, seed {fault.seed_id}: {before} becomes {after}; {theta}"
+def describe_change(clean: object, outcome: int, answer: str | None = None) -> str:
+    """How an input was answered, such as `1 answered as 7`; clean: the answer to the clean input, or None.
+
+    answer: the outcome as it is shown, by default its number.
+    """
+    if outcome < 0:
+        return "no finite output" if clean is None else f"{clean} without a finite output"
+    answered = f"answered as {outcome if answer is None else answer}"
+    return answered if clean is None else f"{clean} {answered}"
+
+
+def describe_fault(fault: Fault) -> str:
+    """One line: the test, the answer of the model and the size of the disturbance."""
+    clean = fault.clean_answer if fault.clean_value is None else f"{fault.clean_value:.6g}"
+    change = describe_change(clean, fault.answer, answer_of(fault, fault))
+    label = "" if fault.label is None or fault.label == fault.clean_answer else f", label {fault.label}"
+    ssim = "" if fault.ssim is None else f", SSIM {fault.ssim:.3f}"
+    size = f"{describe_theta(fault)}{ssim}, L2 {fault.distance:.3g}"
+    return f"fault {fault.id}: seed {fault.seed_id}, {change}{label}; {size}"
+
+
+def answer_of(fault: Fault, test: Fault | Replay) -> str:
+    """The answer to a test of the fault, when it was found or now."""
+    if fault.is_number and test.value is not None:
+        return f"{test.value:.6g}"
+    return describe_test(fault, test)
+
+
+def describe_test(fault: Fault, test: Fault | Replay) -> str:
+    """The answer to a test of the fault with all that is known of it."""
+    now = replace(fault, answer=test.answer, value=test.value)
+    value = None if now.reference_answer is not None else test.value
+    return describe_answer(test.answer, value, test.confidence, now.outcome) + _beside(now)
+
+
+def describe_answer(answer: int, value: float | None, confidence: float, outcome: str | None = None) -> str:
+    """The number of an answer, or the outcome in words, with the value and the confidence if they are known."""
+    if answer < 0:
+        return "not finite"
+    details = [] if value is None else [f"{value:.6g}"]
+    details += [] if math.isnan(confidence) else [percent(confidence)]
+    return f"{outcome or answer} ({', '.join(details)})" if details else outcome or str(answer)
 
 
 def pictures(shown: FaultInputs | Replay) -> list[Pixels]:
@@ -66,15 +103,15 @@ def pictures(shown: FaultInputs | Replay) -> list[Pixels]:
     clean, disturbed = shown.clean_inputs.float().cpu(), shown.inputs.float().cpu()
     if is_signal(tuple(clean.shape)):
         return separate_curves(clean, disturbed)
-    low, high = shown.bounds or _guess_bounds(clean, disturbed)
+    low, high = shown.bounds
     if is_clip(tuple(clean.shape)):
         clean, disturbed = side_by_side(clean, high), side_by_side(disturbed, high)
     if clean.ndim != 3 or min(clean.shape[1:]) < 2:
         return []
     change = disturbed - clean
     largest = float(change.abs().nan_to_num(0.0).max()) or 1.0
-    scaled = ((clean - low) / (high - low), (disturbed - low) / (high - low), 0.5 + change / (2 * largest))
-    drawn = [_pixels(picture) for picture in scaled]
+    ranges = ((clean, (low, high)), (disturbed, (low, high)), (change, (-largest, largest)))
+    drawn = [to_pixels(picture[None], bounds, None)[0] for picture, bounds in ranges]
     if shown.boxes is not None and shown.inputs.ndim == 3:
         height, width = clean.shape[1:]
         drawn[:2] = [with_boxes(*pair, (height, width)) for pair in zip(drawn, shown.boxes, strict=False)]
@@ -86,33 +123,19 @@ def strip(drawn: list[Pixels], least: int = 112) -> Pixels:
 
     Small ones are enlarged to a height of `least` pixels.
     """
-    is_wide = drawn[0].shape[1] > WIDE * drawn[0].shape[0]
+    is_wide = drawn[0].shape[1] > WIDE_RATIO * drawn[0].shape[0]
     factor = max(1, -(-(least // 2 if is_wide else least) // drawn[0].shape[0]))
     parts = []
     for picture in drawn:
         colour = picture if picture.ndim == 3 else np.repeat(picture[..., None], 3, axis=2)
         enlarged = colour.repeat(factor, axis=0).repeat(factor, axis=1)
         height, width = enlarged.shape[:2]
-        between = (GAP * factor, width, 3) if is_wide else (height, GAP * factor, 3)
+        between = (PICTURE_GAP * factor, width, 3) if is_wide else (height, PICTURE_GAP * factor, 3)
         parts += [enlarged, np.full(between, 255, np.uint8)]
     return np.concatenate(parts[:-1], axis=0 if is_wide else 1)
 
 
-def _pixels(picture: Tensor) -> Pixels:
-    if len(picture) not in (1, 3):
-        picture = picture.mean(0, keepdim=True)
-    pixels: Pixels = picture.nan_to_num(0.0).clamp(0, 1).mul(255).round().byte().movedim(0, -1).numpy()
-    return pixels[..., 0] if pixels.shape[-1] == 1 else pixels
-
-
-def _guess_bounds(*pictures: Tensor) -> tuple[float, float]:
-    """0 to 1 if all values lie in it, otherwise the range of the values."""
-    low = min(float(picture.nan_to_num(0.0).min()) for picture in pictures)
-    high = max(float(picture.nan_to_num(0.0).max()) for picture in pictures)
-    return (0.0, 1.0) if low >= 0 and high <= 1 else (low, max(high, low + 1e-6))
-
-
-MAX_SIDE = 80
+MAX_PICTURE_SIDE = 80
 """Pixels of the longer side; larger pictures are scaled down."""
 
 
@@ -122,21 +145,12 @@ def data_uri(pixels: Pixels) -> str:
 
 
 def png(pixels: Pixels) -> bytes:
-    """The bytes of a PNG file, with the smaller of two row filters."""
-    height, width = pixels.shape[:2]
-    colour = 2 if pixels.ndim == 3 else 0
-    rows = np.ascontiguousarray(pixels).reshape(height, -1)
-    up = rows.copy()
-    up[1:] -= rows[:-1]
-    filtered = (np.insert(lines, 0, kind, axis=1).tobytes() for kind, lines in ((0, rows), (2, up)))
-    body = min((zlib.compress(content, 9) for content in filtered), key=len)
-    head = struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0)
-    chunks = ((b"IHDR", head), (b"IDAT", body), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*chunk) for chunk in chunks)
+    """The bytes of a PNG file."""
+    from PIL import Image
 
-
-def _chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+    content = BytesIO()
+    Image.fromarray(pixels).save(content, "PNG", optimize=True)
+    return content.getvalue()
 
 
 def is_picture(shape: tuple[int, ...]) -> bool:
@@ -144,7 +158,7 @@ def is_picture(shape: tuple[int, ...]) -> bool:
     return len(shape) == 3 and min(shape[1:]) > 1
 
 
-def to_pixels(pictures: Tensor, bounds: tuple[float, float], max_side: int = MAX_SIDE) -> Pixels:
+def to_pixels(pictures: Tensor, bounds: tuple[float, float], max_side: int | None = MAX_PICTURE_SIDE) -> Pixels:
     """Pictures `[n, channels, height, width]` as bytes `[n, height, width(, 3)]`, large ones scaled down.
 
     Pictures with other than one or three channels are shown as their mean, values that are not finite as black.
@@ -155,7 +169,7 @@ def to_pixels(pictures: Tensor, bounds: tuple[float, float], max_side: int = MAX
     if scaled.shape[1] not in (1, 3):
         scaled = scaled.mean(1, keepdim=True)
     longest = max(scaled.shape[2:])
-    if longest > max_side:
+    if max_side is not None and longest > max_side:
         size = [max(1, round(side * max_side / longest)) for side in scaled.shape[2:]]
         scaled = F.interpolate(scaled, size, mode="area")
     pixels = scaled.nan_to_num(0.0).clamp(0, 1).mul(255).round().byte().movedim(1, -1).numpy()
@@ -183,11 +197,11 @@ def side_by_side(clip: Tensor, gap: float) -> Tensor:
     return torch.cat(list(frames), 2)[..., :-FRAME_GAP]
 
 
-WIDTH, HEIGHT = 300, 72
+CURVE_WIDTH, CURVE_HEIGHT = 300, 72
 """Pixels of the curve of one channel."""
 MAX_CHANNELS = 4
 """Channels that are drawn, the first ones."""
-CLEAN, DISTURBED, BOTH = (148, 163, 178), (214, 60, 48), (84, 40, 60)
+CLEAN_COLOUR, DISTURBED_COLOUR, BOTH_COLOUR = (148, 163, 178), (214, 60, 48), (84, 40, 60)
 """Colours of the pixels that one of two curves passes through, or both."""
 
 
@@ -198,14 +212,12 @@ def is_signal(shape: tuple[int, ...]) -> bool:
 
 def curves(clean: Tensor, disturbed: Tensor) -> Pixels:
     """The clean and the disturbed signal `[channels, samples]` in one picture, with the channels below one another."""
-    pair = [_shown(signal) for signal in (clean, disturbed)]
-    masks = []
-    for channels in zip(*pair, strict=True):
-        limits = _limits(*channels)
-        masks.append([_mask(values, limits) for values in channels])
+    pair = zip(_shown(clean), _shown(disturbed), strict=True)
+    masks = [[_mask(values, _limits(*channels)) for values in channels] for channels in pair]
     is_clean, is_disturbed = (np.concatenate(parts) for parts in zip(*masks, strict=True))
     pixels = np.full((*is_clean.shape, 3), 255, np.uint8)
-    pixels[is_clean], pixels[is_disturbed], pixels[is_clean & is_disturbed] = CLEAN, DISTURBED, BOTH
+    pixels[is_clean], pixels[is_disturbed] = CLEAN_COLOUR, DISTURBED_COLOUR
+    pixels[is_clean & is_disturbed] = BOTH_COLOUR
     return pixels
 
 
@@ -245,24 +257,24 @@ def _limits(*channels: NDArray[np.float64]) -> tuple[float, float]:
 
 def _mask(values: NDArray[np.float64], limits: tuple[float, float]) -> NDArray[np.bool_]:
     """The pixels `[height, width]` of a curve: in each column, from its lowest value to its highest."""
-    steps = max(2, -(-len(values) // WIDTH))
-    places = np.linspace(0, len(values) - 1, WIDTH * steps + 1)
+    steps = max(2, -(-len(values) // CURVE_WIDTH))
+    places = np.linspace(0, len(values) - 1, CURVE_WIDTH * steps + 1)
     fine = np.interp(places, np.arange(len(values)), values)
-    rows = np.rint((limits[1] - fine) / (limits[1] - limits[0]) * (HEIGHT - 1 - 8)).astype(int) + 4
-    spans = rows[np.arange(WIDTH)[:, None] * steps + np.arange(steps + 1)]
-    down = np.arange(HEIGHT)[:, None]
+    rows = np.rint((limits[1] - fine) / (limits[1] - limits[0]) * (CURVE_HEIGHT - 1 - 8)).astype(int) + 4
+    spans = rows[np.arange(CURVE_WIDTH)[:, None] * steps + np.arange(steps + 1)]
+    down = np.arange(CURVE_HEIGHT)[:, None]
     is_curve: NDArray[np.bool_] = (down >= spans.min(1)) & (down <= spans.max(1))
     return is_curve
 
 
-COLOURS = ("#e6194b", "#3cb44b", "#4d8dff", "#ffb000", "#d05ce3", "#00c2c7", "#b5e61d", "#ff7f50")
+CLASS_COLOURS = ("#e6194b", "#3cb44b", "#4d8dff", "#ffb000", "#d05ce3", "#00c2c7", "#b5e61d", "#ff7f50")
 MAX_SIDE_WITH_BOXES = 160
 """Pixels of the longer side of a picture with boxes in a report."""
 
 
 def colour_of(number: int) -> str:
     """The colour of a class."""
-    return COLOURS[number % len(COLOURS)]
+    return CLASS_COLOURS[number % len(CLASS_COLOURS)]
 
 
 def answered_boxes(clean_outputs: Tensor, outputs: Tensor, oracle: str) -> tuple[Tensor, Tensor] | None:
@@ -302,19 +314,110 @@ def stored_boxes(tensors: Tensors, oracle: str) -> tuple[Tensor, Tensor] | None:
 
 def with_boxes(pixels: Pixels, boxes: Tensor, size: tuple[int, int]) -> Pixels:
     """A picture `[height, width(, 3)]` in colour with the outlines of boxes `[n, 6]` in a picture of another size."""
-    drawn = np.repeat(pixels[..., None], 3, axis=2) if pixels.ndim == 2 else pixels.copy()
-    height, width = drawn.shape[:2]
-    thick = max(1, round(max(height, width) / 120))
+    from PIL import Image, ImageDraw
+
+    drawn = Image.fromarray(pixels).convert("RGB")
+    width, height = drawn.size
+    pen, thick = ImageDraw.Draw(drawn), max(1, round(max(height, width) / 120))
     down, across = height / size[0], width / size[1]
     for left, top, right, bottom, _, number in boxes.nan_to_num(0.0).tolist():
         x0, x1 = (min(max(round(x * across), 0), width - 1) for x in (left, right - 0.5))
         y0, y1 = (min(max(round(y * down), 0), height - 1) for y in (top, bottom - 0.5))
-        colour = [int(colour_of(int(number))[k : k + 2], 16) for k in (1, 3, 5)]
-        for rows, columns in (
-            (slice(y0, y0 + thick), slice(x0, x1 + 1)),
-            (slice(max(y1 - thick + 1, 0), y1 + 1), slice(x0, x1 + 1)),
-            (slice(y0, y1 + 1), slice(x0, x0 + thick)),
-            (slice(y0, y1 + 1), slice(max(x1 - thick + 1, 0), x1 + 1)),
-        ):
-            drawn[rows, columns] = colour
-    return drawn
+        if x0 <= x1 and y0 <= y1:
+            pen.rectangle((x0, y0, x1, y1), outline=colour_of(int(number)), width=thick)
+    return np.array(drawn)
+
+
+N_PICTURES = 3
+"""Faults that are drawn for a run."""
+N_ROWS = 10
+"""Faults that are listed for a collection of faults."""
+SIDE = 112
+"""Height of a picture in pixels."""
+PICTURE_TITLES = ("clean", "disturbed", "difference, amplified")
+
+
+def show_run(run: Run) -> str:
+    """The verdict, the figures, why the campaign stopped, the most telling faults, and how it went, folded."""
+    from themis.runs.display.text import summary_rows
+
+    faults = "".join(_figure(fault, _pictures(fault)) for fault in run.faults.most_telling(N_PICTURES))
+    rows = [(name, escape(text)) for name, text in summary_rows(run, is_verbose=True)]
+    n = len(summary_rows(run))
+    details = f"<details><summary>How the campaign went</summary>{_pairs(rows[n:])}</details>"
+    head = f"<p><b>{escape(run.verdict.text)}</b></p>{_pairs(rows[:n])}<p>{escape(run.stop)}</p>"
+    return f"<div>{head}{faults}{details}</div>"
+
+
+def show_fault(fault: Fault) -> str:
+    """The pictures of the fault, the answers of the model, theta, and how to replay it."""
+    before, after = answers(fault)
+    rows = [
+        ("answer", f"{escape(before)} becomes <b>{escape(after)}</b>"),
+        *([] if fault.label is None else [("label", str(fault.label))]),
+        (escape(fault.perturbation), escape(describe_theta(fault))),
+        ("distance", f"{fault.distance:.4g}" + ("" if fault.ssim is None else f", SSIM {fault.ssim:.3f}")),
+        ("found in", escape(f"round {fault.round}, {fault.stream} stream, {fault.kind}")),
+        ("replay", f"<code>run.faults.by_id({fault.id}).replay()</code>"),
+    ]
+    title = f"fault {fault.id} of seed {fault.seed_id}"
+    return f"<div><p><b>{title}</b></p>{_strip(_pictures(fault))}{_pairs(rows)}</div>"
+
+
+def show_faults(faults: Faults) -> str:
+    """The most telling faults as a table."""
+    telling = faults.most_telling(N_ROWS)
+    if not telling:
+        return "<div><p>No fault was found.</p></div>"
+    head = ["id", "seed", "answer", "becomes", *faults.theta, "distance", "SSIM"]
+    rows = [
+        [
+            str(fault.id),
+            str(fault.seed_id),
+            *answers(fault),
+            *(f"{value:.4g}" for value in fault.theta.values()),
+            f"{fault.distance:.4g}",
+            "" if fault.ssim is None else f"{fault.ssim:.3f}",
+        ]
+        for fault in telling
+    ]
+    part = f", of which the {len(telling)} most telling are shown" if len(faults) > len(telling) else ""
+    text = f"{len(faults):,} faults by {faults.perturbation}{part}; to_pandas() returns all."
+    return f"<div><p>{escape(text)}</p>{_table(head, rows)}</div>"
+
+
+def _pictures(fault: Fault) -> list[Pixels]:
+    """The pictures of a fault; none if they are not stored or fail, so that a notebook still shows the rest."""
+    try:
+        shown = fault.shown()
+        return [] if shown is None else pictures(shown)
+    except Exception:
+        return []
+
+
+def _figure(fault: Fault, drawn: Sequence[Pixels]) -> str:
+    before, after = answers(fault)
+    text = f"seed {fault.seed_id}: {before} becomes {after}; {describe_theta(fault)}"
+    return f'<div style="display:inline-block;margin:4px 16px 4px 0">{_strip(drawn)}<small>{escape(text)}</small></div>'
+
+
+def _strip(drawn: Iterable[Pixels]) -> str:
+    style = f"height:{SIDE}px;image-rendering:pixelated;margin-right:4px;display:inline"
+    images = "".join(
+        f'<img src="{data_uri(pixels)}" alt="{title}" title="{title}" style="{style}">'
+        for pixels, title in zip(drawn, PICTURE_TITLES, strict=False)
+    )
+    return f"<div>{images}</div>" if images else ""
+
+
+def _pairs(rows: Iterable[tuple[str, str]]) -> str:
+    """A table of names and texts, which must be HTML."""
+    left = 'style="text-align:left;vertical-align:top"'
+    lines = "".join(f"<tr><th {left}>{name}</th><td {left}>{text}</td></tr>" for name, text in rows)
+    return f"<table>{lines}</table>"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    top = "".join(f"<th>{escape(title)}</th>" for title in head)
+    lines = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table>"

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 
 from themis.judge.estimate import Estimate, describe_share
 from themis.settings import policy_name
-from themis.text import counted, percent, wrapped
+from themis.text import counted, memory_size, percent, wrapped
 
 if TYPE_CHECKING:
+    from themis.judge.calibration import Calibration
     from themis.runs.run import Round, Run, Start
 
 UNREACHABLE = 10**10
 """A forecast of this many tests or more means that the goal is out of reach."""
+N_WORST = 3
+"""Slices that the summary names."""
 RANDOM, UNBROKEN = "correct under a random disturbance", "seeds that the search could not break"
 """What the figures and tables of robustness by strength show."""
 
@@ -28,71 +31,83 @@ def summary_lines(run: Run, *, is_verbose: bool = False) -> list[str]:
 def summary_rows(run: Run, *, is_verbose: bool = False) -> list[tuple[str, str]]:
     """The figures of a campaign as (name, text): those that say how the model does, or all."""
     last, start = run.rounds[-1], run.start
-    rows: list[tuple[str, str]] = [
-        (
-            "faults",
-            f"{last.faults:,} raw, {last.distinct_faults:,} distinct, on {last.failing_seeds:,} of "
-            f"{counted(start.n_usable, 'seed')}",
-        ),
-        ("fault rate", _estimate(run.fault_rate, "on average over seeds")),
-        *([("left to find", left_to_find(last))] if last.reachable_faults is not None else []),
-        *([("coverage", f"{_coverage(run)} of the neurons")] if start.covers_neurons else []),
-        *([("criterion", _criterion(run))] if start.criterion is not None else []),
-        *([("dropped", _dropped(run))] if start.settings.min_ssim is not None else []),
+    faults = f"{last.faults:,} raw, {last.distinct_faults:,} distinct, on {last.failing_seeds:,} of "
+    rate = _estimate(run.fault_rate, "in operation" if start.profile else "on average over seeds")
+    subject = "no neuron has moved" if start.covers_neurons else "no output has moved"
+    is_still = last.coverage.n_unseen + last.coverage.n_dead >= start.n_neurons and last.tests > last.dropped
+    rows = [
+        ("faults", faults + counted(start.n_usable, "seed")),
+        ("decision", run.decision and run.decision.clause),
+        ("fault rate", rate + (", an interval that holds however often it is looked at" if run.decision else "")),
+        ("worst slices", _worst_slices(run)),
+        ("valid faults", run.review and run.review.text),
+        ("left to find", None if last.reachable_faults is None else left_to_find(last)),
+        ("coverage", f"{_coverage(run)} of the neurons" if start.covers_neurons else None),
+        ("criterion", None if start.criterion is None else _criterion(run)),
+        ("dropped", None if start.settings.min_ssim is None else _dropped(run)),
+        ("attention", f"{subject}: the perturbation changes nothing, so widen its range" if is_still else None),
+        ("attention", run.coverage_caution if run.stop_reason == "coverage" else None),
+        *(_details(run) if is_verbose else ()),
     ]
-    if last.coverage.n_unseen + last.coverage.n_dead >= start.n_neurons and last.tests > last.dropped:
-        subject = "no neuron has moved" if start.covers_neurons else "no output has moved"
-        rows.append(("attention", f"{subject}: the perturbation changes nothing, so widen its range"))
-    if run.coverage_caution is not None and run.stop_reason == "coverage":
-        rows.append(("attention", run.coverage_caution))
-    return [*rows, *_details(run)] if is_verbose else rows
+    return [(name, text) for name, text in rows if text]
 
 
-def _details(run: Run) -> list[tuple[str, str]]:
+def describe_calibration(calibration: Calibration | None) -> str | None:
+    """How far confidence and correctness are apart, in words; None if that is not known."""
+    errors = calibration and [
+        describe_share(error, f"on {inputs}")
+        for inputs, error in (
+            ("clean inputs", calibration.clean),
+            ("random disturbances of the tested seeds", calibration.disturbed),
+        )
+        if error is not None
+    ]
+    return f"confidence and share of correct answers are apart by {' and '.join(errors)}" if errors else None
+
+
+def _worst_slices(run: Run) -> str:
+    """The slices that fail clearly more often than all seeds; empty if none does."""
+    worst = run.worst_slices
+    more = f", and {len(worst) - N_WORST:,} more" if len(worst) > N_WORST else ""
+    shown = [f"{each.name} {describe_share(each.fault_rate)}" for each in worst[:N_WORST] if each.fault_rate]
+    return "; ".join(shown) + more
+
+
+def _details(run: Run) -> list[tuple[str, str | None]]:
     """The figures that say how the campaign went."""
-    last, start = run.rounds[-1], run.start
-    rows: list[tuple[str, str]] = [
-        (
-            "residual risk",
-            _estimate(run.residual_risk, "that the next uniform test finds a distinct fault that no test has found"),
-        ),
-        *([("within reach", describe_reach(last))] if last.reachable_faults is not None else []),
-        *(_neurons(run) if start.covers_neurons else []),
-        *([("rivals", _rivals(run))] if "differences" in run.policy else []),
-        (
-            "tests",
-            f"{last.tests:,} ({counted(last.passes, 'pass', 'passes')}) in {run.seconds.total:.1f} s, "
-            f"{last.tests / max(run.seconds.total, 1e-9):,.0f} per second",
-        ),
-        *([("proposals", _proposals(run))] if run.kinds else []),
-        *([] if run.requests is None else [("requests", _requests(run.requests))]),
-        ("time", _times(run)),
-    ]
-    if run.stop_reason != "coverage" and last.coverage.forecast and start.covers_neurons:
-        more = last.coverage.forecast
-        text = "the coverage goal is out of reach"
-        if more < UNREACHABLE:
-            text = f"{about(more)} more test{'s' * (more != 1)} to reach the coverage goal"
-        rows.append(("forecast", text))
-    if last.forecast_faults_tests:
-        more_tests = f"{about(last.forecast_faults_tests)} more tests"
-        rows.append(("forecast", f"{more_tests} to find 95% of the distinct faults within reach"))
-    if run.coverage_caution is not None and run.stop_reason != "coverage":
-        rows.append(("attention", run.coverage_caution))
-    if run.normality is not None and start.covers_neurons:
-        rows.append(("normality", run.normality.verdict))
-    return rows
-
-
-def _neurons(run: Run) -> list[tuple[str, str]]:
-    start, coverage = run.start, run.rounds[-1].coverage
+    last, start, spent, coverage = run.rounds[-1], run.start, run.seconds, run.rounds[-1].coverage
+    kinds = sorted(run.kinds.items(), key=lambda kind: -kind[1]["tests"])
+    rivals = forecast = None
+    if "differences" in run.policy:
+        n, n_rivals = run.policy["differences"], run.policy["rivals"]
+        rivals = f"the target and {counted(n_rivals, 'rival')} differ on {n:,} tests of the search"
+    if run.stop_reason != "coverage" and coverage.forecast and start.covers_neurons:
+        tests = f"{about(coverage.forecast)} more test{'s' * (coverage.forecast != 1)}"
+        is_reachable = coverage.forecast < UNREACHABLE
+        forecast = f"{tests} to reach the coverage goal" if is_reachable else "the coverage goal is out of reach"
+    risk = _estimate(run.residual_risk, "that the next uniform test finds a distinct fault that no test has found")
+    sampled = f"coverage is {percent(coverage.sampled)} of the sampled neurons"
+    neurons = f"{start.n_neurons:,} in {counted(len(start.layers), 'layer')}; {coverage.n_dead:,} dead, "
+    tests = f"{last.tests:,} ({counted(last.passes, 'pass', 'passes')}) in {spent.total:.1f} s, "
+    more = last.forecast_faults_tests
     return [
-        ("sampled", f"coverage is {percent(coverage.sampled)} of the sampled neurons"),
+        ("residual risk", risk),
+        ("calibration", describe_calibration(run.calibration)),
+        ("within reach", None if last.reachable_faults is None else describe_reach(last)),
+        ("sampled", sampled if start.covers_neurons else None),
+        ("neurons", f"{neurons}{coverage.n_unseen:,} not yet moved" if start.covers_neurons else None),
+        ("rivals", rivals),
+        ("tests", f"{tests}{last.tests / max(spent.total, 1e-9):,.0f} per second"),
         (
-            "neurons",
-            f"{start.n_neurons:,} in {counted(len(start.layers), 'layer')}; {coverage.n_dead:,} dead, "
-            f"{coverage.n_unseen:,} not yet moved",
+            "proposals",
+            "; ".join(f"{name} {kind['faults']:,} faults in {kind['tests']:,} tests" for name, kind in kinds),
         ),
+        ("requests", None if run.requests is None else _requests(run.requests)),
+        ("time", f"measure {spent.measure:.1f} s, judge {spent.judge:.1f} s, search {spent.search:.1f} s"),
+        ("forecast", forecast),
+        ("forecast", f"{about(more)} more tests to find 95% of the distinct faults within reach" if more else None),
+        ("attention", None if run.stop_reason == "coverage" else run.coverage_caution),
+        ("normality", run.normality.verdict if run.normality is not None and start.covers_neurons else None),
     ]
 
 
@@ -101,12 +116,6 @@ def _requests(sent: dict[str, int]) -> str:
     if sent["repeated"]:
         text += f", {sent['repeated']:,} of them repeated after an error"
     return text + (f"; {counted(sent['cached'], 'input')} answered from the cache" if sent["cached"] else "")
-
-
-def _proposals(run: Run) -> str:
-    """How many of the tests of each kind of proposal were faults."""
-    kinds = sorted(run.kinds.items(), key=lambda kind: -kind[1]["tests"])
-    return "; ".join(f"{name} {kind['faults']:,} faults in {kind['tests']:,} tests" for name, kind in kinds)
 
 
 def left_to_find(round: Round) -> str:
@@ -139,36 +148,41 @@ def about(forecast: int) -> str:
 
 
 def opening(start: Start) -> str:
-    """What the campaign is about to test, in three lines."""
+    """What the campaign is about to test, in a few lines."""
     shows_units = len(start.theta) <= 2  # more units would hide the rest
-    units = [theta.unit if shows_units else theta.pixels for theta in start.theta]
-    theta = ", ".join(
-        f"{t.name} {t.low:g} to {t.high:g}{f' ({unit})' if unit else ''}"
-        for t, unit in zip(start.theta, units, strict=True)
-    )
+    ranges = []
+    for each in start.theta:
+        unit = each.unit if shows_units else each.pixels
+        ranges.append(f"{each.name} {each.low:g} to {each.high:g}{f' ({unit})' if unit else ''}")
     kept = "all" if start.n_kept >= start.n_seeds else f"{start.n_kept:,}"
     layers = f"{counted(start.n_neurons, 'neuron')} in {counted(len(start.layers), 'layer')},"
-    memory = f"; clean activations of {kept} seeds are kept"
+    size = "" if start.kept_bytes is None else f" in {memory_size(start.kept_bytes)} of memory"
+    memory = f"; clean activations of {kept} seeds are kept{size}"
     if not start.covers_neurons:
         layers, memory = "no hidden layers, so no coverage goal;", ""
-    return (
-        f"{layers} {start.n_usable:,} of {counted(start.n_seeds, 'seed')} to test{_grade(start)}{_left_out(start)}\n"
-        f"a fault is {start.fault} (oracle {_oracle(start)})\n"
-        f"{start.perturbation} with {theta}; policy {policy_name(start.settings.policy)}, on {start.device}{memory}"
-        + ("" if start.perturbed is None else f"\n{start.perturbed}")
-        + ("" if start.entry is None else f"\nthe scores are {start.entry}")
-        + _guide(start)
-        + (f"\nresumed after {counted(start.tests_before, 'test')}" if start.tests_before else "")
-    )
-
-
-def _guide(start: Start) -> str:
-    criterion = start.criterion
-    if criterion is None:
-        return ""
-    role = "guides the search" if criterion["leads"] else "is only measured"
-    source = f", learned from {criterion['inputs']:,} inputs of {criterion['source']}" if criterion["source"] else ""
-    return f"\ncriterion {criterion['name']} {role}{source}"
+    n_left_out, left_out = start.n_seeds - start.n_usable, ""
+    if n_left_out and start.left_out:
+        left_out = f"; {counted(n_left_out, 'is', 'are')} left out: {start.left_out}"
+    oracle = start.oracle_asked
+    if oracle == "auto":
+        other = "; if the outputs are numbers, name regression" if start.task == "changed" else ""
+        oracle = f"{start.task}, chosen from the outputs and labels{other}"
+    lines = [
+        f"{layers} {start.n_usable:,} of {counted(start.n_seeds, 'seed')} to test{_grade(start)}{left_out}",
+        f"a fault is {start.fault} (oracle {oracle})",
+        f"{start.perturbation} with {', '.join(ranges)}; policy {policy_name(start.settings.policy)}, on {start.device}"
+        f"{memory}",
+    ]
+    lines += [] if start.perturbed is None else [start.perturbed]
+    lines += [] if start.entry is None else [f"the scores are {start.entry}"]
+    if (criterion := start.criterion) is not None:
+        role = "guides the search" if criterion["leads"] else "is only measured"
+        source = (
+            f", learned from {criterion['inputs']:,} inputs of {criterion['source']}" if criterion["source"] else ""
+        )
+        lines.append(f"criterion {criterion['name']} {role}{source}")
+    lines += [f"resumed after {counted(start.tests_before, 'test')}"] if start.tests_before else []
+    return "\n".join(lines)
 
 
 def _criterion(run: Run) -> str:
@@ -183,29 +197,11 @@ def _criterion(run: Run) -> str:
     )
 
 
-def _rivals(run: Run) -> str:
-    n, rivals = run.policy["differences"], run.policy["rivals"]
-    return f"the target and {rivals} rival{'s' if rivals > 1 else ''} differ on {n:,} tests of the search"
-
-
 def _grade(start: Start) -> str:
     if start.clean_accuracy is not None:
         return f" ({percent(start.clean_accuracy)} answered correctly)"
     score = describe_clean(start.clean)
     return f" (clean {score})" if score else ""
-
-
-def _left_out(start: Start) -> str:
-    n = start.n_seeds - start.n_usable
-    return f"; {counted(n, 'is', 'are')} left out: {start.left_out}" if n and start.left_out else ""
-
-
-def _oracle(start: Start) -> str:
-    if start.oracle_asked != "auto":
-        return start.oracle_asked
-    task = start.oracle.partition(":")[0]
-    other = "; if the outputs are numbers, name regression" if task == "changed" else ""
-    return f"{task}, chosen from the outputs and labels{other}"
 
 
 def round_line(
@@ -226,12 +222,8 @@ def round_line(
     coverage = f"{percent(round.coverage.sampled)}, " if covers_neurons else ""
     return (
         f"{coverage}{criterion}{counted(round.distinct_faults, 'distinct fault')}{reach}, "
-        f"{counted(round.tests, 'test')}, {_rate(round):,.0f}/s{more}"
+        f"{counted(round.tests, 'test')}, {round.tests / max(round.seconds, 1e-9):,.0f}/s{more}"
     )
-
-
-def _rate(round: Round) -> float:
-    return round.tests / max(round.seconds, 1e-9)
 
 
 def _estimate(estimate: Estimate | None, meaning: str) -> str:
@@ -250,14 +242,9 @@ def _dropped(run: Run) -> str:
     return f"{counted(last.dropped, 'test')} ({share}) too dissimilar from the seed: SSIM below {least:g}{advice}"
 
 
-def _times(run: Run) -> str:
-    s = run.seconds
-    return f"measure {s.measure:.1f} s, judge {s.judge:.1f} s, search {s.search:.1f} s"
-
-
 JUDGED_BY_LABEL = ("wrong", "threshold", "top")
 """Tasks whose labels, if there are any, are the right answers; seeds whose clean answer is another are left out."""
-COMPARED = ("changed", *JUDGED_BY_LABEL)
+COMPARED_TASKS = ("changed", *JUDGED_BY_LABEL)
 """Tasks whose answers agree with the clean answer or not."""
 
 
@@ -320,8 +307,8 @@ def write_verdict(
     shares = _shares(task, counts, clean, fault_rate)
     says_nothing = f" But {constant}, so that a low fault rate says nothing." if constant else ""
     if counts.faults:
-        so_far = f"So far, the model breaks under {perturbation}"
-        breaks = so_far if is_running else f"Under {perturbation}, the model breaks"
+        finding = "the model and its reference disagree" if task == "against" else "the model breaks"
+        breaks = f"So far, {finding} under {perturbation}" if is_running else f"Under {perturbation}, {finding}"
         return RunVerdict("broken", f"{breaks}: {shares}.{says_nothing}")
     text = "So far, no fault" if is_running else "No fault"
     text += f" in {counts.tests:,} test{'s' * (counts.tests != 1)} on {counts.seeds:,} seeds under {perturbation}"
@@ -367,6 +354,6 @@ def _shares(task: str, counts: Counts, clean: CleanScores, fault_rate: Estimate 
     shares = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
     if whole is not None:
         return f"{accuracy_name(task)} is {shares}"
-    subject = "agreement with the clean answer" if kind in COMPARED else "the share of answers without a fault"
+    subject = "agreement with the clean answer" if kind in COMPARED_TASKS else "the share of answers without a fault"
     score = describe_clean(clean, task)
     return f"{subject} is {shares}" + (f" (clean {score})" if score else "")

@@ -22,11 +22,11 @@ from typing import Any
 
 from themis.errors import StoreError, ThemisError, UsageError
 from themis.reading import open_regular
-from themis.runs.store.schema import APPLICATION, DATABASE, PARTS
+from themis.runs.store.schema import APPLICATION, DATABASE, PARTS_FILE
 
 LEFTOVER = re.compile(r"\.themis-[0-9a-f]{16}\.part(-wal|-shm|-journal)?")
 """Names of temporary files, and of those that SQLite writes beside them."""
-SIGNATURE = b"Themis, process "
+LOCK_SIGNATURE = b"Themis, process "
 """The beginning of a lock file; the number of the process follows."""
 _NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 _FLAGS: int = os.O_RDWR | _NOFOLLOW | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -99,10 +99,10 @@ def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files that killed processes left in a folder; never links or files of running processes."""
     try:
         with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries if _is_leftover(entry)]
+            files = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
     except OSError:
         return
-    for name in sorted(names, key=len):  # the files that SQLite writes beside one come after it
+    for name in sorted(filter(LEFTOVER.fullmatch, files), key=len):  # files of SQLite come after their database
         path = folder / name
         if not name.endswith(".part") and (folder / f"{name.rpartition('-')[0]}").exists():
             continue
@@ -118,10 +118,6 @@ def remove_leftovers(folder: Path) -> None:
                 path.unlink()
 
 
-def _is_leftover(entry: os.DirEntry[str]) -> bool:
-    return LEFTOVER.fullmatch(entry.name) is not None and entry.is_file(follow_symlinks=False)
-
-
 def refuse_special(path: Path) -> None:
     """Refuse to write to a path that is a link, a folder, a device or anything else but a regular file."""
     try:
@@ -134,14 +130,6 @@ def refuse_special(path: Path) -> None:
         raise UsageError(f"{path} must be a file, but it is a folder: name a file in it")
     if not stat.S_ISREG(mode):
         raise UsageError(f"{path} must be a regular file, but it is a device or a pipe: choose another path")
-
-
-def remove_file(path: Path) -> None:
-    """Remove a file that is written anew, if there is one."""
-    if path.is_dir() and not path.is_symlink():
-        raise UsageError(f"{path} must be a file, but it is a folder: move it to another place")
-    with explained(path):
-        path.unlink(missing_ok=True)
 
 
 def refuse_links(root: Path, *names: str) -> None:
@@ -187,31 +175,22 @@ def explained(path: Path, *, is_run: bool = False) -> Iterator[None]:
     """Turn disk errors into an error that says what to do; `is_run`: what a campaign has stored so far is safe."""
     try:
         yield
-    except sqlite3.Error as error:
-        raise StoreError(f"{path} cannot be written: {error}; {_remedy(str(error), is_run)}") from error
-    except OSError as error:
-        if isinstance(error, StoreError):
-            raise
-        text = f"{path} cannot be written: {error.strerror or error}; {_remedy_for(error, is_run)}"
-        raise StoreError(text) from error
+    except StoreError:
+        raise
+    except (OSError, sqlite3.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StoreError(f"{path} cannot be written: {reason}; {_remedy(error, is_run)}") from error
 
 
-def _remedy_for(error: OSError, is_run: bool) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return _remedy("full", is_run)
-    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return _remedy("readonly", is_run)
-    if error.errno == errno.ENOENT:
-        return "check that its folder still exists"
-    return _remedy("", is_run)
-
-
-def _remedy(text: str, is_run: bool) -> str:
+def _remedy(error: OSError | sqlite3.Error, is_run: bool) -> str:
     safe = "; what was written before is safe, and themis resume runs the rest again" if is_run else ""
-    if "full" in text:
+    number, text = getattr(error, "errno", None), str(error) if isinstance(error, sqlite3.Error) else ""
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or "full" in text:
         return f"free some space{', or lower max_stored' if is_run else ''}{safe}"
-    if "readonly" in text or "unable to open" in text:
+    if number in (errno.EROFS, errno.EACCES, errno.EPERM) or "readonly" in text or "unable to open" in text:
         return "choose a folder that you may write to"
+    if number == errno.ENOENT:
+        return "check that its folder still exists"
     if "malformed" in text or "not a database" in text:
         return "the file is damaged: restore it from a copy"
     return f"check the disk{safe}"
@@ -226,7 +205,7 @@ class Lock:
         while True:
             self._file = self._open()
             try:
-                _lock_with_retries(self._file)
+                self._acquire()
             except OSError as error:
                 owner = re.sub(rb"\D", b"", _read(self._file)).decode() or "unknown"
                 os.close(self._file)
@@ -237,14 +216,14 @@ class Lock:
             if self.is_held():
                 break
             os.close(self._file)  # its last owner has removed it
-        if not re.fullmatch(rb"(" + SIGNATURE + rb")?\s*\d*\s*", _read(self._file)):
+        if not re.fullmatch(rb"(" + LOCK_SIGNATURE + rb")?\s*\d*\s*", _read(self._file)):
             os.close(self._file)
             raise UsageError(
                 f"{path} must be a lock of Themis, but it contains something else: move it to another place"
             )
         self._before, self._stat = _read(self._file), os.fstat(self._file)
         try:
-            self._write(SIGNATURE + f"{os.getpid():<10}\n".encode())  # always the same length
+            self._write(LOCK_SIGNATURE + f"{os.getpid():<10}\n".encode())  # always the same length
             if self.is_new:  # durable, because it marks the folder as one of Themis
                 os.fsync(self._file)
                 sync(self.path.parent)
@@ -268,6 +247,14 @@ class Lock:
                     self.is_new = False
                     return file
 
+    def _acquire(self) -> None:
+        """Try a few times: a reader that checks whether a campaign is running holds the lock for a moment."""
+        for _ in range(4):
+            with suppress(OSError):
+                return _lock(self._file)
+            sleep(0.05)
+        _lock(self._file)
+
     def _write(self, content: bytes) -> None:
         os.lseek(self._file, 0, os.SEEK_SET)
         os.write(self._file, content)
@@ -289,6 +276,47 @@ class Lock:
         os.close(self._file)
 
 
+class Claim:
+    """A folder that only this process writes to. What it has created is removed again unless the run has begun."""
+
+    def __init__(self, path: Path, folders: Sequence[str]) -> None:
+        """Create the folder with these `folders` if they do not exist, and lock it."""
+        self.path, self.is_begun = path, False
+        self.created: list[Path] = []  # in order
+        self._lock: Lock | None = None
+        try:
+            with explained(path):
+                self._make_folder(path)
+                self._lock = Lock(path / LOCK)
+                if self._lock.is_new:
+                    self.created.append(path / LOCK)
+                for name in folders:
+                    self._make_folder(path / name)
+        except BaseException:
+            self.release()
+            raise
+
+    def _make_folder(self, path: Path) -> None:
+        if not path.is_dir():
+            path.mkdir(parents=True)
+            self.created.append(path)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Create a file."""
+        write_file(self.path / name, content)
+        self.created.append(self.path / name)
+
+    def release(self) -> None:
+        """Let others write to the folder."""
+        for path in [] if self.is_begun else reversed(self.created):
+            with suppress(OSError):  # it does not exist, or is a folder with files of others
+                path.rmdir() if path.is_dir() else path.unlink()
+        if self._lock is not None:
+            if not (self.is_begun or self._lock.is_new):
+                self._lock.restore()
+            self._lock.release()
+
+
 def _read(file: int) -> bytes:
     os.lseek(file, 0, os.SEEK_SET)
     return os.read(file, 64)
@@ -300,16 +328,6 @@ def _is_at(file: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(file), path.lstat())
     except OSError:
         return False
-
-
-def _lock_with_retries(file: int) -> None:
-    """Try a few times: a reader that checks whether a campaign is running holds the lock for a moment."""
-    for _ in range(4):
-        try:
-            return _lock(file)
-        except OSError:
-            sleep(0.05)
-    _lock(file)
 
 
 if os.name == "posix":
@@ -331,7 +349,7 @@ LOCK = "run.lock"
 SIDECARS = (f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal")
 """Files that SQLite writes beside the database."""
 RUN_FOLDERS = ("tensors", "state")
-BEGUN_FILES = (LOCK, "config.yaml", "environment.json", PARTS, DATABASE, *SIDECARS)
+BEGUN_FILES = (LOCK, "config.yaml", "environment.json", PARTS_FILE, DATABASE, *SIDECARS)
 """What a run writes before its first test."""
 NOTE = "pytest.json"
 """The note of the pytest plugin about the test and the session of a folder, which is there before the run."""
@@ -353,7 +371,7 @@ GENERATOR = '<meta name="generator" content="Themis">'
 """The mark of a report."""
 SOFTWARE = "Themis"
 """The mark of PNG (Software) and PDF (Creator)."""
-REMEDY = "choose another, or replace it with --force"
+REPLACE_REMEDY = "choose another, or replace it with --force"
 _START, _END = 4096, 2048
 """Bytes at the start and at the end of a file in which the mark must be."""
 
@@ -382,7 +400,7 @@ def made_by(command: str) -> dict[str, str]:
     return {"made_by": f"themis {__version__} {command}"}
 
 
-def check_free(path: Path, *, replaces: bool = False, remedy: str = REMEDY) -> None:
+def check_free(path: Path, *, replaces: bool = False, remedy: str = REPLACE_REMEDY) -> None:
     """Refuse a file that must not be written; `replaces`: the user asked to replace it."""
     try:
         refuse_special(path)
@@ -397,7 +415,7 @@ def check_free(path: Path, *, replaces: bool = False, remedy: str = REMEDY) -> N
 
 
 @contextmanager
-def fresh_file(path: Path, *, replaces: bool = False, remedy: str = REMEDY) -> Iterator[Path]:
+def fresh_file(path: Path, *, replaces: bool = False, remedy: str = REPLACE_REMEDY) -> Iterator[Path]:
     """A temporary file that becomes `path` once it is written completely: an interruption leaves nothing."""
     check_free(path, replaces=replaces, remedy=remedy)
     remove_leftovers(path.parent)
@@ -406,7 +424,7 @@ def fresh_file(path: Path, *, replaces: bool = False, remedy: str = REMEDY) -> I
         check_free(path, replaces=replaces, remedy=remedy)  # it may have been created in the meantime
 
 
-def write_fresh(path: Path, content: bytes, *, replaces: bool = False, remedy: str = REMEDY) -> None:
+def write_fresh(path: Path, content: bytes, *, replaces: bool = False, remedy: str = REPLACE_REMEDY) -> None:
     """Write a file that the user named."""
     with fresh_file(path, replaces=replaces, remedy=remedy) as part:
         part.write_bytes(content)
@@ -436,25 +454,24 @@ def refuse_folder(path: Path, names: Sequence[str], kind: str) -> UsageError:
 
 def is_database(path: Path) -> bool:
     """Whether a file is the database of a run, from its header: SQLite does not have to open it."""
-    try:
-        if not stat.S_ISREG(path.lstat().st_mode):
-            return False
-        with path.open("rb") as file:
-            header = file.read(100)
-    except OSError:
-        return False
+    header = _head(path, 100)
     return header.startswith(b"SQLite format 3\0") and int.from_bytes(header[68:72], "big") == APPLICATION
 
 
 def was_signed(lock: Path) -> bool:
     """Whether a file is the lock of a folder that Themis has begun."""
+    return _head(lock, len(LOCK_SIGNATURE)) == LOCK_SIGNATURE
+
+
+def _head(path: Path, n: int) -> bytes:
+    """The first bytes of a file; none of a link, or of anything else that cannot be read."""
     try:
-        if not stat.S_ISREG(lock.lstat().st_mode):
-            return False
-        with lock.open("rb") as file:
-            return file.read(len(SIGNATURE)) == SIGNATURE
+        if not stat.S_ISREG(path.lstat().st_mode):
+            return b""
+        with path.open("rb") as file:
+            return file.read(n)
     except OSError:
-        return False
+        return b""
 
 
 def check_run_folder(path: Path) -> None:
@@ -472,12 +489,12 @@ def check_run_folder(path: Path) -> None:
             )
     elif set(names) <= {NOTE}:
         return
-    others = [name for name in names if name not in (*BEGUN_FILES, *RUN_FOLDERS, NOTE)]
-    for folder in RUN_FOLDERS:
-        if folder in names:
-            others += [f"{folder}/{name}" for name in list_folder(path / folder) or ()]
+    others = [name for name in names if name not in (*BEGUN_FILES, *RUN_FOLDERS, NOTE)] + _inside(path)
     files = [name for name in names if name not in (*RUN_FOLDERS, NOTE)]
-    is_begun = has_database or was_signed(path / LOCK) or (files in ([], [LOCK]) and _is_empty(path / LOCK))
+    lock = path / LOCK
+    is_empty = not lock.is_symlink() and (not lock.exists() or (lock.is_file() and lock.stat().st_size == 0))
+    # An empty lock: the power failed right after it was created.
+    is_begun = has_database or was_signed(lock) or (files in ([], [LOCK]) and is_empty)
     if others or not is_begun:
         raise refuse_folder(path, others or files, "")
 
@@ -487,8 +504,12 @@ def holds_only_run(path: Path) -> bool:
     if path.is_symlink():
         return False
     names = list_folder(path) or []
-    inside = [name for folder in RUN_FOLDERS if folder in names for name in list_folder(path / folder) or ()]
-    return set(names) <= {*RUN_FILES, NOTE} and all(name.endswith(".safetensors") for name in inside)
+    return set(names) <= {*RUN_FILES, NOTE} and all(name.endswith(".safetensors") for name in _inside(path))
+
+
+def _inside(path: Path) -> list[str]:
+    """What is in the folders of a run folder."""
+    return [f"{folder}/{name}" for folder in RUN_FOLDERS for name in list_folder(path / folder) or ()]
 
 
 def _has_started(database: Path) -> bool:
@@ -499,8 +520,3 @@ def _has_started(database: Path) -> bool:
             return connection.execute("SELECT 1 FROM run WHERE name = 'start'").fetchone() is not None
     except sqlite3.Error:
         return True  # it is damaged, or of another version: not to be replaced
-
-
-def _is_empty(lock: Path) -> bool:
-    """Whether a lock has no content yet: the power failed right after it was created."""
-    return not lock.is_symlink() and (not lock.exists() or (lock.is_file() and lock.stat().st_size == 0))

@@ -8,7 +8,7 @@ import re
 import sqlite3
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -19,23 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from themis.errors import StoreError, UsageError, nearest
 from themis.reading import check_form, optional, parse_json, read_regular, values_of
-from themis.runs.fault import PLAIN
+from themis.runs.fault import PLAIN_COLUMNS
 from themis.runs.store import schema
 from themis.runs.store.files import is_locked
-from themis.runs.store.schema import (
-    CHECKPOINT,
-    DATABASE,
-    ESTIMATES,
-    MAX_JSON,
-    REMEDY,
-    ROUND,
-    SHARE,
-    SUMMARY,
-    check_row,
-    damage_explained,
-    find_invalid_fault,
-    parse_record,
-)
+from themis.runs.store.schema import DATABASE, MAX_JSON, REMEDY, ROUND_COLUMNS, SHARE_FORM, damage_explained, quoted
 
 if TYPE_CHECKING:
     from themis.runs.fault import RunHandle
@@ -44,13 +31,13 @@ if TYPE_CHECKING:
     from themis.runs.store.tensors import Tensors
     from themis.runs.store.writer import Checkpoint
 
-BATCH = 5000
+ROWS_PER_FETCH = 5000
 """Rows that are fetched at a time."""
 STATES = {"user": "interrupted", "error": "failed"}
 """States of a campaign by stop reason; any other reason is "ended"."""
 MOST_NAMED = 8
 """Folders that an error names."""
-MAX_SECONDS = 120.0
+MAX_QUERY_SECONDS = 120.0
 """Time that a query may take."""
 LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: MAX_JSON,
@@ -102,26 +89,19 @@ class Reader:
         self.path = Path(path)
         if not (self.path / DATABASE).is_file():
             raise not_a_run(self.path)
+        self._is_closed = self._has_valid_faults = False
         with self._explained():
             self._database = _open(self.path / DATABASE, is_brief=is_brief)
-            self._database.execute("PRAGMA trusted_schema = OFF")  # views of a forged database call no function
-        try:
-            self.record = self._read_record()
-        except BaseException:
-            self._database.close()
-            raise
-        self.theta: tuple[str, ...] = tuple(theta["name"] for theta in self.record["theta"])
-        self._has_valid_faults = False
-
-    def _read_record(self) -> dict[str, Any]:
-        """The record; refuses a database whose tables are not those of a run."""
-        with self._explained():
-            schema.check(self._database, self.path)
-            schema.check_is_table(self._database, "run", self.path)
-            rows = self._execute("SELECT name, value FROM run").fetchall()
-            record = parse_record(rows, self.path / DATABASE)
-            schema.check_tables(self._database, [theta["name"] for theta in record["theta"]], self.path)
-        return record
+            try:
+                schema.check(self._database, self.path)
+                schema.check_tables(self._database, self.path)
+                rows = self._execute("SELECT name, value FROM run").fetchall()
+                self.record = schema.parse_record(rows, self.path / DATABASE)
+                self.theta: tuple[str, ...] = tuple(theta["name"] for theta in self.record["theta"])
+                schema.check_tables(self._database, self.path, self.theta)
+            except BaseException:
+                self._database.close()
+                raise
 
     @property
     def ranges(self) -> list[tuple[str, float, float]]:
@@ -151,12 +131,8 @@ class Reader:
         except ValueError as error:
             raise StoreError(f"{path} must be JSON, but it is damaged: {error}; {REMEDY}") from error
         with damage_explained(path):
-            check_form(summary, SUMMARY, "the summary")
+            check_form(summary, schema.SUMMARY_FORM, "the summary")
         return summary
-
-    def config(self) -> dict[str, Any]:
-        """What `config.yaml` must hold."""
-        return schema.config(self.record)
 
     def is_running(self) -> bool:
         """Whether a campaign is writing to the folder; if the system cannot tell, whether it has no summary."""
@@ -189,8 +165,7 @@ class Reader:
 
     def count(self, where: str = "1", values: Sequence[Any] = ()) -> int:
         """The number of faults."""
-        (n,) = self.select("count(*)", where, values)[0]
-        return int(n)
+        return int(self.select("count(*)", where, values)[0][0])
 
     def select(
         self,
@@ -202,39 +177,23 @@ class Reader:
         table: str = "faults",
     ) -> list[tuple[Any, ...]]:
         """Rows of faults; `columns`, `where` and `order` are SQL."""
-        return list(chain.from_iterable(self.batches(columns, where, values, order, limit, table)))
+        query = f"{columns} FROM {table} WHERE {where} ORDER BY {order} LIMIT ?"
+        return list(chain.from_iterable(self.batches(query, (*values, limit))))
 
-    def batches(
-        self,
-        columns: str = "*",
-        where: str = "1",
-        values: Sequence[Any] = (),
-        order: str = "id",
-        limit: int = -1,
-        table: str = "faults",
-    ) -> Iterator[list[tuple[Any, ...]]]:
-        """The same rows, a few thousand at a time."""
-        self._check_faults()
+    def batches(self, query: str, values: Sequence[Any] = ()) -> Iterator[list[tuple[Any, ...]]]:
+        """Rows of faults, a few thousand at a time; `query` is what follows SELECT. Faults are checked once before."""
         with self._explained():
-            rows = self._execute(
-                f"SELECT {columns} FROM {table} WHERE {where} ORDER BY {order} LIMIT ?", (*values, limit)
-            )
-            while batch := rows.fetchmany(BATCH):
+            if not self._has_valid_faults:
+                if invalid := schema.find_invalid_fault(self._execute, self.record, len(self.layers)):
+                    id, column = invalid
+                    raise StoreError(
+                        f"{self.path / DATABASE} is damaged: fault {id!s:.40} has an invalid value in the column "
+                        f"{column}; {REMEDY}"
+                    )
+                self._has_valid_faults = True
+            rows = self._execute(f"SELECT {query}", values)
+            while batch := rows.fetchmany(ROWS_PER_FETCH):
                 yield batch
-
-    def _check_faults(self) -> None:
-        """Refuse faults with invalid values, before the first of them is used."""
-        if self._has_valid_faults:
-            return
-        with self._explained():
-            invalid = find_invalid_fault(self._execute, self.record, len(self.layers))
-        if invalid is not None:
-            id, column = invalid
-            raise StoreError(
-                f"{self.path / DATABASE} is damaged: fault {id!s:.40} has an invalid value in the column {column}; "
-                f"{REMEDY}"
-            )
-        self._has_valid_faults = True
 
     def faults(
         self,
@@ -250,7 +209,7 @@ class Reader:
         from themis.runs.faults import Faults
 
         theta = [schema.theta_column(name) for name in self.theta]
-        columns = ", ".join([*(column.name for column in PLAIN), *theta, "signature"])
+        columns = ", ".join([*(column.name for column in PLAIN_COLUMNS), *theta, "signature"])
         rows = self.select(columns, where, values, order, limit, table)
         start = self.record.get("start", {})
         task = str(start.get("oracle", "")).partition(":")[0]
@@ -271,39 +230,33 @@ class Reader:
             if places == before:
                 return tensors
             before = places
-            files: dict[str, list[int]] = {}
-            for id, file in places:
-                if id not in tensors:
-                    files.setdefault(file, []).append(id)
-            for file, ids_in_file in files.items():
+            for file in dict.fromkeys(file for id, file in places if id not in tensors):
                 try:
-                    rows = read_tensors(_inside(self.path / "tensors", file))
-                except FileNotFoundError:
-                    continue
-                for id in ids_in_file:
+                    rows = read_tensors(self.path / "tensors" / file)
+                except StoreError as error:
+                    if isinstance(error.__cause__, FileNotFoundError):
+                        continue
+                    raise
+                for id in [id for id, place in places if place == file]:
                     at = (rows.id == id).nonzero()
                     if len(at):
                         tensors[id] = rows[at[0]]
 
     def checkpoint(self) -> Checkpoint | None:
         """Where a resumed campaign continues; None if it has to start from the beginning."""
-        from themis.runs.store.tensors import deserialize, is_intact, read_header, read_tensor_file
+        from themis.runs.store.tensors import checksum, deserialize, read_header, read_tensor_file
         from themis.runs.store.writer import Checkpoint
 
         with self._explained():
             row = self._execute("SELECT tests, rounds, file FROM checkpoint").fetchone()
         if row is None:
             return None
-        check_row(row, CHECKPOINT, "checkpoint", self.path / DATABASE)
+        schema.check_row(row, schema.CHECKPOINT, "checkpoint", self.path / DATABASE)
         tests, rounds, file = row
-        path = _inside(self.path / "state", file)
-        try:
-            content = read_tensor_file(path)
-        except FileNotFoundError as error:
-            raise StoreError(f"{path} must hold the run's state, but it does not exist: {REMEDY}") from error
+        path = self.path / "state" / file
+        content = read_tensor_file(path)
         arrays = deserialize(content, path)
-        recorded = file.removesuffix(".safetensors").split("-")[2:]  # the first versions recorded nothing
-        if recorded and not is_intact(content, *recorded):
+        if checksum(content) != path.stem.rpartition("-")[2]:
             raise StoreError(f"{path} is damaged: it is not what the campaign wrote; {REMEDY}")
         with damage_explained(path):
             values = parse_json(read_header(content).get("values", ""))
@@ -312,11 +265,21 @@ class Reader:
         return Checkpoint(tests, rounds, arrays, values)
 
     def close(self) -> None:
+        self._is_closed = True
         self._database.close()
+
+    @contextmanager
+    def reopened(self) -> Iterator[Reader]:
+        """This reader, or if it was closed, another one for this block."""
+        if not self._is_closed:
+            yield self
+            return
+        with closing(Reader(self.path)) as run:
+            yield run
 
     def _execute(self, query: str, values: Sequence[Any] | dict[str, Any] = ()) -> sqlite3.Cursor:
         """Run a query, which is interrupted if it takes too long."""
-        latest = monotonic() + MAX_SECONDS
+        latest = monotonic() + MAX_QUERY_SECONDS
         self._database.set_progress_handler(lambda: monotonic() > latest, 100_000)
         return self._database.execute(query, values)
 
@@ -325,15 +288,9 @@ class Reader:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            reason = f"a query took more than {MAX_SECONDS:g} seconds" if "interrupted" in str(error) else str(error)
+            is_late = "interrupted" in str(error)
+            reason = f"a query took more than {MAX_QUERY_SECONDS:g} seconds" if is_late else str(error)
             raise StoreError(f"{self.path / DATABASE} cannot be read: {reason}; {REMEDY}") from error
-
-
-def _inside(folder: Path, name: str) -> Path:
-    """A file that the database names, which must lie in the run folder."""
-    if Path(name).name != name:
-        raise StoreError(f"{folder.parent / DATABASE} must name files in {folder}, it names {name!r}: it is forged")
-    return folder / name
 
 
 def _open(path: Path, *, is_brief: bool = False) -> sqlite3.Connection:
@@ -341,7 +298,9 @@ def _open(path: Path, *, is_brief: bool = False) -> sqlite3.Connection:
     uri = path.resolve().as_uri()
     log = path.with_name(f"{path.name}-wal")
     for suffix in ("-wal", "-shm", "-journal"):
-        _refuse_other_than_file(path.with_name(path.name + suffix))
+        beside = path.with_name(path.name + suffix)
+        if os.path.lexists(beside) and not stat.S_ISREG(os.lstat(beside).st_mode):  # a pipe, a link or a folder
+            raise StoreError(f"{beside} must be a regular file, but it is not: remove it, or {REMEDY}")
     if is_brief and not (log.exists() and log.stat().st_size):
         return _connect(f"{uri}?mode=ro&immutable=1")
     database = _connect(f"{uri}?mode=ro", timeout=30)
@@ -363,19 +322,9 @@ def _connect(uri: str, timeout: float = 5) -> sqlite3.Connection:
     database = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=timeout)
     for limit, value in LIMITS.items():
         database.setlimit(limit, value)
-    database.execute("PRAGMA trusted_schema = OFF")
+    database.execute("PRAGMA trusted_schema = OFF")  # views of a forged database call no function
     database.execute("PRAGMA cell_size_check = ON")
     return database
-
-
-def _refuse_other_than_file(path: Path) -> None:
-    """Refuse a pipe, a link or a folder in the place of a file that SQLite would open."""
-    try:
-        is_file = stat.S_ISREG(os.lstat(path).st_mode)
-    except FileNotFoundError:
-        return
-    if not is_file:
-        raise StoreError(f"{path} must be a regular file, but it is not: remove it, or {REMEDY}")
 
 
 def _columns(rows: list[tuple[Any, ...]], n_theta: int) -> dict[str, Array]:
@@ -384,13 +333,13 @@ def _columns(rows: list[tuple[Any, ...]], n_theta: int) -> dict[str, Array]:
 
     by_name = list(zip(*rows, strict=True))
     columns: dict[str, Array] = {}
-    for column, values in zip(PLAIN, by_name, strict=False):
+    for column, values in zip(PLAIN_COLUMNS, by_name, strict=False):
         plain = [column.missing if value is None else value for value in values] if None in values else list(values)
         columns[column.name] = np.array(plain, dtype=column.dtype)
-    theta = by_name[len(PLAIN) : len(PLAIN) + n_theta]
+    theta = by_name[len(PLAIN_COLUMNS) : len(PLAIN_COLUMNS) + n_theta]
     columns["theta"] = np.array(theta, dtype=np.float32).T
     shares = np.array([json.loads(signature) for signature in by_name[-1]], dtype=np.float32)
-    columns["signature"] = shares / np.float32(schema.SHARES)
+    columns["signature"] = shares / np.float32(schema.SIGNATURE_UNITS)
     return columns
 
 
@@ -399,23 +348,22 @@ def _round(row: tuple[Any, ...], path: Path) -> Round:
     from themis.judge.estimate import Estimate
     from themis.runs.run import Round
 
-    row = (*row, *[None] * (len(ROUND) - len(row)))  # earlier versions stored no estimates
-    check_row(row, ROUND, "rounds", path)
-    number, tests, dropped, passes, faults, distinct, failing, seconds = row[:8]
-    sampled, of_all, by_layer, *neurons_and_tests, score, estimates = row[8:]
+    schema.check_row(row, {column.name: column.form for column in ROUND_COLUMNS}, "rounds", path)
+    plain, coverage = dict[str, Any](), dict[str, Any]()
+    for column, value in zip(ROUND_COLUMNS, row, strict=True):
+        (coverage if column.of_coverage else plain)[column.of_coverage or column.name] = value
     with damage_explained(path):
-        shares = check_form(parse_json(by_layer), values_of(optional(SHARE)), "rounds.coverage_by_layer")
-        stored = {} if estimates is None else check_form(parse_json(estimates), ESTIMATES, "rounds.estimates")
-    coverage = Coverage(sampled, of_all, shares, *neurons_and_tests)
-    figures: dict[str, Any] = {
-        name: Estimate(**value) if isinstance(value, dict) else value for name, value in stored.items()
-    }
-    return Round(number, tests, dropped, passes, faults, distinct, failing, coverage, seconds, score, **figures)
+        by_layer = parse_json(coverage["by_layer"])
+        coverage["by_layer"] = check_form(by_layer, values_of(optional(SHARE_FORM)), "rounds.coverage_by_layer")
+        estimates = check_form(parse_json(plain.pop("estimates") or "{}"), schema.ESTIMATES, "rounds.estimates")
+    for name, value in estimates.items():
+        plain[name] = Estimate(**value) if isinstance(value, dict) else value
+    return Round(**plain, coverage=Coverage(**coverage))
 
 
 TELLING = "telling"
-SCORE = "distance / max(coalesce(confidence, 1), 1e-6)"
-PLACE = f"row_number() OVER (PARTITION BY seed_id, answer ORDER BY {SCORE}, id)"
+TELLING_SCORE = "distance / max(coalesce(confidence, 1), 1e-6)"
+TELLING_PLACE = f"row_number() OVER (PARTITION BY seed_id, answer ORDER BY {TELLING_SCORE}, id)"
 """Ordered by place and score, the first `max_stored` faults are those whose tensors are stored."""
 
 
@@ -442,13 +390,12 @@ class Selection:
 
     def count(self, run: Reader) -> int:
         """The number of faults that match, regardless of the limit."""
-        [(n,)] = run.select("count(*)", "1", self.values, "1", table=self._table())
-        return int(n)
+        return int(run.select("count(*)", "1", self.values, "1", table=self._table())[0][0])
 
     def rows(self, run: Reader) -> Iterator[list[tuple[Any, ...]]]:
         """The faults in batches, each with the columns of the run in order."""
-        columns = ", ".join(map(_quoted, run.columns))
-        return run.batches(columns, "1", self.values, self._order(), self._limit(), self._table())
+        query = f"{', '.join(map(quoted, run.columns))} FROM {self._table()} ORDER BY {self._order()} LIMIT ?"
+        return run.batches(query, (*self.values, self._limit()))
 
     def faults(self, run: Reader) -> Faults:
         """The faults as a campaign returns them."""
@@ -464,8 +411,8 @@ class Selection:
     def _order(self) -> str:
         direction = "DESC" if self.is_reversed else "ASC"
         if self.sort == TELLING:
-            return f"{PLACE} {direction}, {SCORE} {direction}, id {direction}"
-        return f"{_quoted(self.sort)} IS NULL, {_quoted(self.sort)} {direction}, id {direction}"
+            return f"{TELLING_PLACE} {direction}, {TELLING_SCORE} {direction}, id {direction}"
+        return f"{quoted(self.sort)} IS NULL, {quoted(self.sort)} {direction}, id {direction}"
 
     def _limit(self) -> int:
         return -1 if self.limit is None else self.limit
@@ -490,7 +437,3 @@ def check_condition(run: Reader, condition: str) -> None:
         raise UsageError(
             f"faults must be selected by an SQL condition on their columns, got {condition!r}, {cause}: {remedy}"
         ) from error
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

@@ -11,13 +11,14 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from themis.errors import StoreError, UsageError
 from themis.reading import (
     Form,
+    all_of,
     anything,
     check_form,
     either,
@@ -32,52 +33,31 @@ from themis.reading import (
     values_of,
     whole,
 )
-from themis.runs.fault import COLUMNS, MAX_CHUNK, MAX_REAL, MAX_TESTS, PLAIN, Column
-from themis.settings import Settings
+from themis.runs.fault import COLUMNS, MAX_CHUNK, MAX_REAL, MAX_TESTS, PLAIN_COLUMNS, Column
+from themis.settings import VERDICTS, Settings
 
 DATABASE = "run.sqlite"
-PARTS = "parts.safetensors"
+PARTS_FILE = "parts.safetensors"
 """File with the part of each seed, if the seeds were split."""
 SCHEMA = 4
 """Version of the tables, stored as SQLite's user_version. Increase it with every change."""
-OLDEST = 3
-"""The oldest version that is still read; `upgrade` makes it the current one."""
-SHARES = 10_000
-"""A signature stores the share of a layer in units of 1/SHARES: integers are written three times as fast."""
+SIGNATURE_UNITS = 10_000
+"""A signature stores the share of a layer in units of 1/SIGNATURE_UNITS: integers are written three times as fast."""
 APPLICATION = 0x7E315
 """SQLite's application_id: distinguishes a run from any other database."""
 
-TENSORS = Column("tensors", "str", True, "file in tensors/ with its input and output; none if they were not kept")
+TENSORS_COLUMN = Column("tensors", "str", True, "file in tensors/ with its input and output; none if not kept")
 """The last column of a fault in the database."""
 
-_ROUNDS = """
-CREATE TABLE rounds (        -- one row per round; counts are totals since the start
-  number INTEGER PRIMARY KEY,
-  tests INTEGER NOT NULL,
-  dropped INTEGER NOT NULL,  -- of these tests, those not run: too dissimilar from the seed
-  passes INTEGER NOT NULL,   -- a forward pass counts 1, a backward pass 2
-  faults INTEGER NOT NULL,
-  distinct_faults INTEGER NOT NULL,  -- distinct pairs of seed and wrong outcome
-  failing_seeds INTEGER NOT NULL,
-  seconds REAL NOT NULL,
-  coverage REAL NOT NULL,    -- share of the sampled neurons that have converged
-  coverage_all REAL NOT NULL,        -- the same for all judged neurons
-  coverage_by_layer TEXT NOT NULL,   -- JSON, layer to share
-  neurons INTEGER NOT NULL,
-  neurons_dead INTEGER NOT NULL,
-  neurons_unseen INTEGER NOT NULL,
-  judged_tests INTEGER NOT NULL,     -- tests that the coverage is based on
-  forecast_tests INTEGER,    -- tests still needed for the coverage goal; NULL while unknown
-  criterion_score REAL       -- of the campaign's criterion; NULL if it has none{estimates}
-);
-"""
-_ESTIMATES = """
-  , estimates TEXT             -- JSON, name to value, low and high; NULL in rounds of version 3"""
 _TABLES = """
 CREATE TABLE run (           -- the record of the campaign; written once
   name TEXT PRIMARY KEY,     -- settings, origin, start, samples, environment, parts, tag (signs what names code)
   value TEXT NOT NULL        -- JSON
 ) WITHOUT ROWID;
+
+CREATE TABLE rounds (        -- one row per round; counts are totals since the start
+{rounds}
+);
 
 CREATE TABLE faults (        -- one row per fault: a test that the model failed
 {faults}
@@ -98,25 +78,32 @@ CREATE VIEW distinct_faults AS  -- per seed and wrong outcome, the fault with th
 """
 
 
-def create(database: sqlite3.Connection, theta: Sequence[tuple[str, str]], version: int = SCHEMA) -> None:
+def create(database: sqlite3.Connection, theta: Sequence[tuple[str, str]]) -> None:
     """Create the tables; `theta` has the name of each dimension and a comment."""
-    columns = "\n".join(f"  {definition:<26}  -- {comment}" for definition, comment in _fault_columns(theta))
+    rounds = _define([(f"{column.name} {column.sql_type}", column.help) for column in ROUND_COLUMNS])
+    tables = _TABLES.format(rounds=rounds, faults=_define([*_fault_columns(theta)]))
     database.execute("PRAGMA journal_mode = WAL")
     database.executescript(
-        f"BEGIN; {_ROUNDS.format(estimates='' if version == 3 else _ESTIMATES)} {_TABLES.format(faults=columns)} "
-        f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {version}; COMMIT;"
+        f"BEGIN; {tables} PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {SCHEMA}; COMMIT;"
     )
+
+
+def _define(columns: Sequence[tuple[str, str]]) -> str:
+    """The definitions of the columns of a table, each with its comment."""
+    commas = [","] * (len(columns) - 1) + [""]
+    lines = zip(columns, commas, strict=True)
+    return "\n".join(f"  {definition + comma:<26}  -- {comment}" for (definition, comment), comma in lines)
 
 
 def _fault_columns(theta: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     """The definition of each column of the table `faults`, and a comment."""
     for column in COLUMNS:
         if column.name == "theta":
-            yield from ((f"{theta_column(name)} REAL NOT NULL,", comment) for name, comment in theta)
+            yield from ((f"{theta_column(name)} REAL NOT NULL", comment) for name, comment in theta)
         else:
             null = "" if column.missing is not None else " PRIMARY KEY" if column.name == "id" else " NOT NULL"
-            yield f"{column.name} {column.sql_type}{null},", column.text
-    yield f"{TENSORS.name} TEXT", TENSORS.text
+            yield f"{column.name} {column.sql_type}{null}", column.text
+    yield f"{TENSORS_COLUMN.name} TEXT", TENSORS_COLUMN.text
 
 
 def check(database: sqlite3.Connection, path: Path) -> None:
@@ -125,33 +112,24 @@ def check(database: sqlite3.Connection, path: Path) -> None:
     (version,) = database.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION:
         raise StoreError(f"{path} must be a run of Themis, but it is a different database: check the path")
-    if not OLDEST <= version <= SCHEMA:
+    if version != SCHEMA:
         age, remedy = ("a newer", "upgrade Themis") if version > SCHEMA else ("an older", "run the campaign again")
         raise StoreError(
             f"{path} must have schema {SCHEMA}, but it has {version}: {age} version of Themis wrote it; {remedy}"
         )
 
 
-def check_is_table(database: sqlite3.Connection, name: str, path: Path) -> None:
-    """Refuse a view in place of a table, before anything is read from it."""
-    query = "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ? AND sql LIKE 'CREATE TABLE %'"
-    if database.execute(query, (name,)).fetchone() is None:
-        raise StoreError(
-            f"{path / DATABASE} must have a table {name}, but it has none: restore the run folder from a copy"
-        )
-
-
-def check_tables(database: sqlite3.Connection, theta: Iterable[str], path: Path) -> None:
+def check_tables(database: sqlite3.Connection, path: Path, theta: Iterable[str] | None = None) -> None:
     """Refuse a database whose tables, indices, views and triggers are not exactly those of a run; comments may differ.
 
     A view in place of a table could run an endless query, and a trigger could change what a resumed campaign writes.
+    theta: the names of the dimensions; without them, only the table `run` is checked, which has them.
     """
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as ours:
-        (version,) = database.execute("PRAGMA user_version").fetchone()
-        create(ours, [(name, "") for name in theta], version)
+        create(ours, [(name, "") for name in theta or ()])
         expected = _statements(ours)
     actual = _statements(database)
-    for key in sorted(expected.keys() | actual.keys()):
+    for key in [("table", "run")] if theta is None else sorted(expected.keys() | actual.keys()):
         kind, name = key
         if expected.get(key) != actual.get(key):
             problem = "is missing" if key not in actual else "was added" if key not in expected else "was changed"
@@ -168,19 +146,8 @@ def _statements(database: sqlite3.Connection) -> dict[tuple[str, str], str]:
 
 
 def _without_comments(statement: str) -> str:
-    tokens = re.finditer(r'("(?:[^"]|"")*"|\'(?:[^\']|\'\')*\')|--[^\n]*|\s+|([^-\s"\']+|.)', statement)
+    tokens = re.finditer(r'("(?:[^"]|"")*"|\'(?:[^\']|\'\')*\')|--[^\n]*|\s+|([^-\s"\',]+|.)', statement)
     return " ".join(token[1] or token[2] for token in tokens if token[1] or token[2])
-
-
-def upgrade(database: sqlite3.Connection) -> None:
-    """Give a database of an older version the tables of this one."""
-    (version,) = database.execute("PRAGMA user_version").fetchone()
-    if version < SCHEMA:
-        database.executescript(
-            "BEGIN; CREATE TEMP TABLE earlier AS SELECT *, NULL FROM rounds; DROP TABLE rounds; "
-            f"{_ROUNDS.format(estimates=_ESTIMATES)} INSERT INTO rounds SELECT * FROM earlier; "
-            f"DROP TABLE earlier; PRAGMA user_version = {SCHEMA}; COMMIT;"
-        )
 
 
 def config(record: dict[str, Any]) -> dict[str, Any]:
@@ -190,24 +157,29 @@ def config(record: dict[str, Any]) -> dict[str, Any]:
 
 def read_signature(text: str) -> list[float]:
     """The shares of the layers from a stored signature."""
-    return [share / SHARES for share in json.loads(text)]
+    return [share / SIGNATURE_UNITS for share in json.loads(text)]
 
 
 def theta_column(name: str) -> str:
     """The quoted column name of a dimension of theta."""
-    return '"theta_' + name.replace('"', '""') + '"'
+    return quoted(f"theta_{name}")
+
+
+def quoted(name: str) -> str:
+    """The name of a column in SQL."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 REMEDY = "restore the run folder from a copy"
 MAX_JSON = 16 << 20
 """Bytes of a JSON file in a run folder."""
-STATE_FILE = r"\d{9,}-\d{6,}(-([0-9a-f]{8}|[0-9a-f]{16}))?\.safetensors"
+STATE_FILE = r"\d{9,}-\d{6,}-[0-9a-f]{8}\.safetensors"
 NAME = text(1000)
-SHARE = number(0, 1)
-COUNT = whole(0, MAX_TESTS * 100)
-TESTS = whole(0, MAX_TESTS)
+SHARE_FORM = number(0, 1)
+COUNT_FORM = whole(0, MAX_TESTS * 100)
+TESTS_FORM = whole(0, MAX_TESTS)
 HASH = text(200)
-REASONS = ("coverage", "found", "tests", "passes", "seconds", "plateau", "user", "error")
+REASONS = ("coverage", "found", "decided", "tests", "seeds", "passes", "seconds", "plateau", "user", "error")
 
 
 @contextmanager
@@ -228,10 +200,10 @@ def parse_record(rows: Sequence[tuple[Any, Any]], path: Path) -> dict[str, Any]:
         with damage_explained(path):
             check_form(name, NAME, "a name in the table run")
             check_form(value, text(MAX_JSON), f"the value of {name!r} in the table run")
-        try:
-            values[name] = parse_json(value)
-        except ValueError as error:
-            raise StoreError(f"{path} is damaged: {name!r} in the table run must be JSON, {error}; {REMEDY}") from error
+            try:
+                values[name] = parse_json(value)
+            except ValueError as error:
+                raise ValueError(f"{name!r} in the table run must be JSON, {error}") from error
     with damage_explained(path):
         check_form(values, RECORD, "the table run")
         if "start" in values:
@@ -253,8 +225,18 @@ def _settings(value: Any, place: str) -> None:
         if name not in value:
             raise ValueError(f"{place} must have {name!r}, which is missing")
     try:
-        Settings.recorded(value)
+        Settings(**value)
     except (UsageError, TypeError, OverflowError) as error:
+        raise ValueError(f"{place}: {error}") from error
+
+
+def _distribution(value: Any, place: str) -> None:
+    from themis.perturb.distribution import read_distribution
+
+    text()(value, place)
+    try:
+        read_distribution(value, has_files=False)
+    except UsageError as error:
         raise ValueError(f"{place}: {error}") from error
 
 
@@ -266,6 +248,7 @@ def _theta(value: Any, place: str) -> None:
             **dict.fromkeys(("name", "unit"), NAME),
             "limits": items(optional(number()), 2),
         },
+        {"distribution": _distribution},
         is_closed=True,
     )(value, place)
     if not value["name"].isidentifier():
@@ -311,34 +294,28 @@ LAYER = record(
     is_closed=True,
 )
 CRITERION = record({"name": NAME, "is_share": flag})
+CLEAN_SCORES = {
+    "clean_accuracy": optional(SHARE_FORM),
+    **dict.fromkeys(("clean_error", "clean_iou"), optional(number())),
+}
 START = record(
     {
         "bounds": _bounds,
-        "perturbation": NAME,
         "layers": items(LAYER),
-        "n_neurons": whole(),
-        "n_seeds": whole(),
-        "n_usable": whole(),
-        "clean_accuracy": optional(SHARE),
-        "clean_error": optional(number()),
-        "clean_iou": optional(number()),
+        **dict.fromkeys(("perturbation", "device", "oracle", "oracle_asked"), NAME),
+        **dict.fromkeys(("n_neurons", "n_seeds", "n_usable", "n_kept"), whole()),
+        **CLEAN_SCORES,
         "chunk": whole(1, MAX_CHUNK),
-        "n_kept": whole(),
-        "device": NAME,
         "gives_probabilities": flag,
-        "oracle": NAME,
-        "oracle_asked": NAME,
         "fault": text(),
     },
     {
-        "tests_before": TESTS,
+        "tests_before": TESTS_FORM,
+        "kept_bytes": optional(whole()),
         "criterion": optional(CRITERION),
         "classes": optional(items(NAME)),
-        "entry": optional(text()),
-        "perturbed": optional(text()),
-        "clean_map": optional(SHARE),
-        "slight": optional(text()),
-        **dict.fromkeys(("left_out", "constant"), optional(text())),
+        "clean_map": optional(SHARE_FORM),
+        **dict.fromkeys(("entry", "perturbed", "slight", "left_out", "constant"), optional(text())),
     },
     is_closed=True,
 )
@@ -347,7 +324,7 @@ ORIGIN = record(
     {
         **dict.fromkeys(("model", "data"), text()),
         **dict.fromkeys(("weights", "train", "features", "device", "folder", "zoo"), optional(text())),
-        **dict.fromkeys(("output", "perturbed", "autocast"), optional(text())),
+        **dict.fromkeys(("output", "perturbed", "autocast", "against"), optional(text())),
         **dict.fromkeys(("rivals", "classes", "layers", "trust"), optional(items(text()))),
         **dict.fromkeys(("mean", "std"), optional(items(number()))),
         "label_order": optional(items(whole())),
@@ -357,9 +334,18 @@ ORIGIN = record(
     },
 )
 SCALAR = either(optional(text()), flag, number())
-ENVIRONMENT = record(
-    {"threads": whole(1, 4096), "model_sha256": HASH, "data_sha256": HASH},
-    {"weights_sha256": optional(HASH), "deterministic": flag, "compiled_fold": flag, "mkl_cbwr": optional(text())},
+ENVIRONMENT_FORM = all_of(
+    record(
+        {"threads": whole(1, 4096), "model_sha256": HASH, "data_sha256": HASH},
+        {
+            "weights_sha256": optional(HASH),
+            "reference_sha256": HASH,
+            "deterministic": flag,
+            "compiled_fold": flag,
+            "mkl_cbwr": optional(text()),
+        },
+    ),
+    values_of(SCALAR),
 )
 
 VALUES = optional(items(SCALAR))
@@ -385,11 +371,6 @@ CODING = record(
 )
 
 
-def _environment(value: Any, place: str) -> None:
-    ENVIRONMENT(value, place)
-    values_of(SCALAR)(value, place)
-
-
 def _rows(value: Any, place: str) -> None:
     """A table of numbers."""
     items(items(number()))(value, place)
@@ -404,13 +385,14 @@ RECORD = record(
         "perturbation": NAME,
         "perturbation_code": text(),
         "theta": _thetas,
-        "environment": _environment,
+        "environment": ENVIRONMENT_FORM,
         "train_sha256": optional(HASH),
         "criterion_sha256": optional(HASH),
         "rivals_sha256": items(HASH),
     },
     {
         "start": START,
+        "seed_weights_sha256": HASH,
         "samples": record({"outputs": _rows, "inputs": optional(_rows)}),
         "tag": optional(HASH),
         "failed": optional(text(1 << 20)),
@@ -426,125 +408,132 @@ campaign fails."""
 
 ESTIMATE = record(dict.fromkeys(("value", "low", "high"), number()), is_closed=True)
 SECONDS = record(dict.fromkeys(("measure", "judge", "search", "total"), number(0)), is_closed=True)
-KINDS = values_of(record({"tests": TESTS, "faults": TESTS}, is_closed=True))
+KINDS_FORM = values_of(record({"tests": TESTS_FORM, "faults": TESTS_FORM}, is_closed=True))
 NORMALITY = record(
     {
-        **dict.fromkeys(
-            (
-                "skewness_signed",
-                "kurtosis_signed",
-                "skewness_absolute",
-                "kurtosis_absolute",
-                "compatible_signed",
-                "compatible_absolute",
-            ),
-            number(),
-        ),
-        "n_neurons": whole(),
-        "n_unmoved": whole(),
-        "verdict": text(),
-        "sentence": text(),
+        **dict.fromkeys(("skewness_signed", "kurtosis_signed", "compatible_signed"), number()),
+        **dict.fromkeys(("skewness_absolute", "kurtosis_absolute", "compatible_absolute"), number()),
+        **dict.fromkeys(("n_neurons", "n_unmoved"), whole()),
+        **dict.fromkeys(("verdict", "sentence"), text()),
     },
     is_closed=True,
 )
-FORECAST = {
-    **dict.fromkeys(("residual_risk_uniform", "reachable_faults", "reachable_seeds"), optional(ESTIMATE)),
-    "recall": optional(SHARE),
+ROUND_ESTIMATES = {
+    **dict.fromkeys(("residual_risk", "reachable_faults", "reachable_seeds"), optional(ESTIMATE)),
+    "recall": optional(SHARE_FORM),
     "forecast_faults_tests": optional(whole()),
 }
-"""Figures of a summary that earlier versions did not have."""
-STRENGTH_PART = record({"low": SHARE, "high": SHARE, "tests": TESTS, "correct": ESTIMATE}, is_closed=True)
-CLASS_RATE = record({"number": whole(), "seeds": COUNT, "tests": TESTS, "fault_rate": ESTIMATE}, is_closed=True)
-REQUESTS = record(dict.fromkeys(("inputs", "calls", "repeated", "cached"), COUNT), is_closed=True)
-SUMMARY = record(
+ESTIMATES = record({}, ROUND_ESTIMATES, is_closed=True)
+"""The estimates of a round, which are stored as JSON."""
+STRENGTH_PART = record(
+    {"low": SHARE_FORM, "high": SHARE_FORM, "tests": TESTS_FORM, "correct": ESTIMATE}, is_closed=True
+)
+SLICE_RATE = record(
+    {
+        **dict.fromkeys(("column", "value"), text()),
+        "seeds": COUNT_FORM,
+        "tests": TESTS_FORM,
+        "fault_rate": optional(ESTIMATE),
+        "at_least": SHARE_FORM,
+    },
+    is_closed=True,
+)
+REQUESTS = record(dict.fromkeys(("inputs", "calls", "repeated", "cached"), COUNT_FORM), is_closed=True)
+DECISION = record(
+    {
+        "claim": NAME,
+        "verdict": one_of(*VERDICTS),
+        **dict.fromkeys(("tests", "faults"), TESTS_FORM),
+        **dict.fromkeys(("more_tests", "more_seeds"), optional(COUNT_FORM)),
+    },
+    is_closed=True,
+)
+SUMMARY_FORM = record(
     {
         "stop": text(1 << 20),
         "stop_reason": one_of(*REASONS),
-        "coverage": SHARE,
-        "coverage_all": SHARE,
-        "coverage_uniform": optional(SHARE),
-        "coverage_interval": optional(ESTIMATE),
-        "coverage_by_layer": values_of(optional(SHARE)),
+        **dict.fromkeys(("perturbation", "oracle", "version"), NAME),
+        **dict.fromkeys(("coverage", "coverage_all"), SHARE_FORM),
+        "coverage_uniform": optional(SHARE_FORM),
+        "coverage_by_layer": values_of(optional(SHARE_FORM)),
         "design_effect": optional(number()),
-        "forecast_tests": optional(whole(0)),
-        **dict.fromkeys(("tests", "dropped_tests", "faults", "distinct_faults", "failing_seeds"), TESTS),
-        "passes": COUNT,
-        "rounds": TESTS,
-        "seeds": whole(),
-        "seeds_given": whole(),
-        "clean_accuracy": optional(SHARE),
-        "clean_error": optional(number()),
-        "clean_iou": optional(number()),
-        "oracle": NAME,
-        "neurons": whole(),
-        "neurons_dead": whole(),
-        "neurons_unseen": whole(),
-        "fault_rate": optional(ESTIMATE),
-        "residual_risk": optional(ESTIMATE),
+        "forecast_tests": optional(whole()),
+        **dict.fromkeys(("tests", "dropped_tests", "faults", "distinct_faults", "failing_seeds", "rounds"), TESTS_FORM),
+        "passes": COUNT_FORM,
+        **dict.fromkeys(("seeds", "seeds_given", "neurons", "neurons_dead", "neurons_unseen", "random_seed"), whole()),
+        **CLEAN_SCORES,
+        **dict.fromkeys(("coverage_interval", "fault_rate", "residual_risk"), optional(ESTIMATE)),
         "normality": optional(NORMALITY),
-        "kinds": KINDS,
-        "criterion": optional(
-            record({"name": NAME, "is_share": flag, "score": optional(number()), "raised": TESTS}),
-        ),
+        "kinds": KINDS_FORM,
+        "criterion": optional(all_of(CRITERION, record({"score": optional(number()), "raised": TESTS_FORM}))),
         "policy": record({"name": NAME}),
         "seconds": SECONDS,
-        "perturbation": NAME,
-        "random_seed": whole(),
-        "version": NAME,
     },
     {
-        "near_ties": TESTS,
+        "near_ties": TESTS_FORM,
+        "decision": optional(DECISION),
         "requests": optional(REQUESTS),
         "correct_by_strength": items(STRENGTH_PART),
-        "by_class": items(CLASS_RATE),
+        "calibration": optional(record(dict.fromkeys(("clean", "disturbed"), optional(ESTIMATE)), is_closed=True)),
+        "profile": optional(text()),
+        "slices": items(SLICE_RATE),
         "fault": text(),
         **dict.fromkeys(("left_out", "constant"), optional(text())),
-        **FORECAST,
+        "residual_risk_uniform": optional(ESTIMATE),
+        **ROUND_ESTIMATES,
     },
 )
 """The file summary.json."""
 
-ROUND: dict[str, Form] = {
-    "number": whole(1, MAX_TESTS),
-    **dict.fromkeys(("tests", "dropped"), TESTS),
-    "passes": COUNT,
-    **dict.fromkeys(("faults", "distinct_faults", "failing_seeds"), TESTS),
-    "seconds": number(0),
-    "coverage": SHARE,
-    "coverage_all": SHARE,
-    "coverage_by_layer": text(MAX_JSON),
-    **dict.fromkeys(("neurons", "neurons_dead", "neurons_unseen"), whole()),
-    "judged_tests": TESTS,
-    "forecast_tests": optional(whole()),
-    "criterion_score": optional(number()),
-    "estimates": optional(text(MAX_JSON)),
-}
-"""The columns of the table `rounds`, in order."""
-ESTIMATES = record(
-    {},
-    {
-        **dict.fromkeys(("residual_risk", "reachable_faults", "reachable_seeds"), optional(ESTIMATE)),
-        "recall": optional(SHARE),
-        "forecast_faults_tests": optional(whole()),
-    },
-    is_closed=True,
+
+@dataclass(frozen=True)
+class RoundColumn:
+    """A column of the table `rounds`; its name is that of the field of a `Round`, unless it is one of its coverage."""
+
+    name: str
+    sql_type: str
+    form: Form
+    help: str
+    of_coverage: str = ""
+    """The field of the round's `Coverage`."""
+
+
+ROUND_COLUMNS = (
+    RoundColumn("number", "INTEGER PRIMARY KEY", whole(1, MAX_TESTS), "number of the round"),
+    RoundColumn("tests", "INTEGER NOT NULL", TESTS_FORM, "number of tests"),
+    RoundColumn("dropped", "INTEGER NOT NULL", TESTS_FORM, "of these, tests not run: too dissimilar from the seed"),
+    RoundColumn("passes", "INTEGER NOT NULL", COUNT_FORM, "a forward pass counts 1, a backward pass 2"),
+    RoundColumn("faults", "INTEGER NOT NULL", TESTS_FORM, "number of faults"),
+    RoundColumn("distinct_faults", "INTEGER NOT NULL", TESTS_FORM, "distinct pairs of seed and wrong outcome"),
+    RoundColumn("failing_seeds", "INTEGER NOT NULL", TESTS_FORM, "seeds with a fault"),
+    RoundColumn("seconds", "REAL NOT NULL", number(0), "time of the campaign"),
+    RoundColumn("coverage", "REAL NOT NULL", SHARE_FORM, "share of the sampled neurons that have converged", "sampled"),
+    RoundColumn("coverage_all", "REAL NOT NULL", SHARE_FORM, "the same for all judged neurons", "all"),
+    RoundColumn("coverage_by_layer", "TEXT NOT NULL", text(MAX_JSON), "JSON, layer to share", "by_layer"),
+    RoundColumn("neurons", "INTEGER NOT NULL", whole(), "number of neurons", "n_neurons"),
+    RoundColumn("neurons_dead", "INTEGER NOT NULL", whole(), "of these, neurons that never move", "n_dead"),
+    RoundColumn("neurons_unseen", "INTEGER NOT NULL", whole(), "of these, neurons that have not moved yet", "n_unseen"),
+    RoundColumn("judged_tests", "INTEGER NOT NULL", TESTS_FORM, "tests that the coverage is based on", "tests"),
+    RoundColumn("forecast_tests", "INTEGER", optional(whole()), "tests still needed for the coverage goal", "forecast"),
+    RoundColumn("criterion_score", "REAL", optional(number()), "of the campaign's criterion; NULL if it has none"),
+    RoundColumn("estimates", "TEXT", optional(text(MAX_JSON)), "JSON, name to value, low and high"),
 )
-"""The estimates of a round, which are stored as JSON."""
+"""The table of what a round is, in the order of the columns in the database."""
 CHECKPOINT: dict[str, Form] = {
-    "tests": TESTS,
-    "rounds": TESTS,
-    "file": text(100, STATE_FILE, "the name of a file such as 000000320-000002.safetensors"),
+    "tests": TESTS_FORM,
+    "rounds": TESTS_FORM,
+    "file": text(100, STATE_FILE, "the name of a file such as 000000320-000002-7d3795b0.safetensors"),
 }
 """The columns of the table `checkpoint`, except its key."""
 PROGRESS = record(
     {
         "chunk": whole(1, MAX_CHUNK),
-        "passes": COUNT,
+        "passes": COUNT_FORM,
         "seconds": SECONDS,
         "tally": record(
             {
-                "counts": record(dict.fromkeys(("tests", "dropped", "faults", "uniform_tests", "raised"), TESTS)),
-                "kinds": KINDS,
+                "counts": record(dict.fromkeys(("tests", "dropped", "faults", "uniform_tests", "raised"), TESTS_FORM)),
+                "kinds": KINDS_FORM,
             }
         ),
         "moments": anything,
@@ -567,7 +556,7 @@ def fault_conditions(theta: Sequence[Mapping[str, Any]], n_layers: int) -> dict[
     """
     # The numbers of up to 30 layers fit a float, however few commas there are.
     short = "AND NOT signature GLOB '*[0-9][0-9][0-9][0-9][0-9][0-9]*'" if n_layers > 30 else ""
-    conditions = {column.name: _condition(column) for column in PLAIN}
+    conditions = {column.name: _condition(column) for column in PLAIN_COLUMNS}
     conditions["position"] = conditions.pop("position") + " AND position < chunk"  # after the chunk itself
     conditions["perturbation"] = "perturbation = :perturbation"
     conditions["signature"] = (

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from themis.measure.tests import Bools, Ints
 from themis.reading import open_regular, parse_json, read_regular
 from themis.runs.faults import Array, telling
 from themis.runs.store.files import explained, write_file
-from themis.runs.store.schema import damage_explained
+from themis.runs.store.schema import REMEDY, damage_explained
 from themis.target.ledger import COUNT_KEY, HASHES_KEY, Ledger, ledger_metadata, ledger_of
 
 _FILE = re.compile(r"\d{6,}\.safetensors")
@@ -62,54 +61,37 @@ class Tensors:
     outputs: Tensor
     clean_outputs: Tensor | None = None
     """The outputs for the clean inputs, in tasks whose answers are drawn."""
+    seed: Tensor | None = None
+    """The row of each fault's seed in `clean_inputs`, which many faults share; None if those are the fault's own."""
 
     def __len__(self) -> int:
         return len(self.id)
 
     @property
     def nbytes(self) -> int:
-        """Their size in memory."""
-        return sum(column.nbytes for column in vars(self).values() if column is not None)
-
-    def __getitem__(self, rows: Tensor | slice) -> Tensors:
-        answers = None if self.clean_outputs is None else self.clean_outputs[rows]
-        return Tensors(self.id[rows], self.clean_inputs[rows], self.inputs[rows], self.outputs[rows], answers)
-
-    @staticmethod
-    def join(parts: Iterable[Tensors]) -> Tensors:
-        parts = list(parts)
-        if len(parts) == 1:  # without a copy
-            return parts[0]
-        columns = zip(*((part.id, part.clean_inputs, part.inputs, part.outputs) for part in parts), strict=True)
-        id, clean_inputs, inputs, outputs = (torch.cat(column) for column in columns)
-        answers = [part.clean_outputs for part in parts if part.clean_outputs is not None]
-        clean_outputs = torch.cat(answers) if answers and len(answers) == len(parts) else None
-        return Tensors(id, clean_inputs, inputs, outputs, clean_outputs)
-
-
-@dataclass(frozen=True)
-class NewTensors(Tensors):
-    """Rows of new faults; clean inputs, which many of them share, are copied for those that are stored."""
-
-    seed: Tensor | None = None
-    """The row of each fault's seed in `clean_inputs`; None if those are the fault's own."""
-
-    @property
-    def nbytes(self) -> int:
         """The size in memory of what belongs to these faults alone."""
-        return super().nbytes - (0 if self.seed is None else self.clean_inputs.nbytes)
+        columns = (self.id, self.inputs, self.outputs, self.clean_outputs)
+        own = sum(column.nbytes for column in columns if column is not None)
+        return own + (self.clean_inputs.nbytes if self.seed is None else self.seed.nbytes)
 
     def __getitem__(self, rows: Tensor | slice) -> Tensors:
         clean_inputs = self.clean_inputs[rows if self.seed is None else self.seed[rows]]
         answers = None if self.clean_outputs is None else self.clean_outputs[rows]
         return Tensors(self.id[rows], clean_inputs, self.inputs[rows], self.outputs[rows], answers)
 
+    @staticmethod
+    def join(parts: Iterable[Tensors]) -> Tensors:
+        return Tensors(**{name: torch.cat(column) for name, column in columns_of(list(parts)).items()})
 
-def write_tensors(path: Path, parts: Sequence[Tensors]) -> None:
-    """Write the rows of some tensors to one file, durably."""
-    columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Tensors)}
-    known = {name: column for name, column in columns.items() if all(each is not None for each in column)}
-    write_file(path, *content_of(known))
+
+TENSOR_COLUMNS = ("id", "clean_inputs", "inputs", "outputs", "clean_outputs")
+"""The arrays of a file."""
+
+
+def columns_of(parts: Sequence[Tensors]) -> dict[str, list[Tensor]]:
+    """The columns that all of some tensors have, in parts."""
+    columns = {name: [getattr(part, name) for part in parts] for name in TENSOR_COLUMNS}
+    return {name: column for name, column in columns.items() if all(each is not None for each in column)}
 
 
 def read_tensors(path: Path) -> Tensors:
@@ -117,17 +99,17 @@ def read_tensors(path: Path) -> Tensors:
     arrays = deserialize(read_tensor_file(path), path)
     with damage_explained(path):
         _check_rows(arrays)
-    return Tensors(**{field.name: arrays.get(field.name) for field in fields(Tensors)})  # type: ignore[arg-type]
+    return Tensors(**{name: arrays[name] for name in TENSOR_COLUMNS if name in arrays})
 
 
 def read_tensor_file(path: Path) -> bytes:
-    """The content of a safetensors file; one that needs too much memory is refused. Raises FileNotFoundError."""
+    """The content of a safetensors file; one that needs too much memory is refused."""
     try:
         return read_regular(path, available_bytes() // 2)
-    except FileNotFoundError:
-        raise
+    except FileNotFoundError as error:
+        raise StoreError(f"{path} belongs to the run, but it does not exist: {REMEDY}") from error
     except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}; restore the run folder from a copy") from error
+        raise StoreError(f"{path} cannot be read: {error.strerror}; {REMEDY}") from error
 
 
 def read_header(content: bytes) -> dict[str, Any]:
@@ -139,19 +121,15 @@ def read_header(content: bytes) -> dict[str, Any]:
 
 def _check_rows(arrays: dict[str, Tensor]) -> None:
     """Raise ValueError if the arrays are not those of faults."""
-    for field in fields(Tensors):
-        tensor = arrays.get(field.name)
-        if tensor is None and field.name == "clean_outputs":
+    for name in TENSOR_COLUMNS:
+        tensor = arrays.get(name)
+        if tensor is None and name == "clean_outputs":
             continue
         if tensor is None:
-            raise ValueError(f"it must have an array {field.name!r}, which is missing")
-        is_right = (
-            tensor.dtype == torch.int64 and tensor.ndim == 1 if field.name == "id" else tensor.is_floating_point()
-        )
+            raise ValueError(f"it must have an array {name!r}, which is missing")
+        is_right = tensor.dtype == torch.int64 and tensor.ndim == 1 if name == "id" else tensor.is_floating_point()
         if not is_right or tensor.ndim < 1 or len(tensor) != len(arrays["id"]):
-            raise ValueError(
-                f"its array {field.name!r} has the wrong type or shape, {tensor.dtype} {list(tensor.shape)}"
-            )
+            raise ValueError(f"its array {name!r} has the wrong type or shape, {tensor.dtype} {list(tensor.shape)}")
     if arrays["inputs"].shape != arrays["clean_inputs"].shape:
         raise ValueError("its arrays 'inputs' and 'clean_inputs' must have the same shape")
     for name in ("inputs", "clean_inputs"):
@@ -169,7 +147,10 @@ def content_of(
     """
     header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
     pieces, stop = list[memoryview](), 0
-    in_parts = {name: [array] if isinstance(array, Tensor) else _alike(array) for name, array in arrays.items()}
+    in_parts = {name: [array] if isinstance(array, Tensor) else array for name, array in arrays.items()}
+    for name, parts in in_parts.items():
+        if len({part.dtype for part in parts}) > 1:
+            in_parts[name] = [torch.cat(parts)]
     for name, parts in sorted(in_parts.items(), key=lambda item: (-item[1][0].element_size(), item[0])):  # aligned
         dtype, shape, start = parts[0].dtype, list(parts[0].shape), stop
         if dtype not in _TYPES:
@@ -187,24 +168,12 @@ def content_of(
     return [len(text).to_bytes(8, "little"), text, *pieces]
 
 
-def _alike(parts: list[Tensor]) -> list[Tensor]:
-    """The parts of an array; if their types differ, they are joined."""
-    return parts if len({part.dtype for part in parts}) == 1 else [torch.cat(parts)]
-
-
 def checksum(*content: bytes | memoryview) -> str:
     """Shows whether a file is still what was written; it is part of the name of a state."""
     total = 0
     for piece in content:
         total = zlib.crc32(piece, total)
     return f"{total:08x}"
-
-
-def is_intact(content: bytes, recorded: str) -> bool:
-    """Whether a file has the checksum that its name records; earlier versions recorded a longer hash."""
-    if len(recorded) == 8:
-        return checksum(content) == recorded
-    return hashlib.blake2b(content, digest_size=8).hexdigest() == recorded
 
 
 def deserialize(content: bytes, path: Path) -> dict[str, Tensor]:
@@ -254,7 +223,7 @@ class TensorStore:
 
     def restore(self, columns: dict[str, Array], files: Ints) -> None:
         """Adopt faults whose tensors are in numbered files, and remove all other files."""
-        self._kept = {**_kept_columns(columns), "file": files}
+        self._kept = {**_joined(self._kept, columns), "file": files}
         self._rows = {file: len(read_ids(self.path(file))) for file in np.unique(files).tolist()}
         self.sweep()
 
@@ -263,10 +232,9 @@ class TensorStore:
 
         It has nothing to do with the files: one thread may ask while another one writes.
         """
-        new = _kept_columns(columns)
+        both = _joined(self._candidates, columns)
+        kept = _choose(both, self.n)
         n_before = len(self._candidates["id"])
-        both = {name: np.concatenate([column, new[name]]) for name, column in self._candidates.items()}
-        kept = choose_kept(both["seed_id"], both["answer"], both["score"], both["id"], self.n)
         self._candidates = {name: column[kept] for name, column in both.items()}
         return kept[n_before:]
 
@@ -280,18 +248,17 @@ class TensorStore:
             self._kept = kept
             raise
 
-    def put(self, columns: dict[str, Array], tensors: Sequence[NewTensors]) -> tuple[Ints, Ints]:
+    def put(self, columns: dict[str, Array], tensors: Sequence[Tensors]) -> tuple[Ints, Ints]:
         """Store the new faults worth keeping; return the file of each (0: none), and the ids dropped for them.
 
         tensors: of the new faults, in their order; those of faults that are not worth keeping may be missing.
         """
-        new = {**_kept_columns(columns), "file": np.zeros(len(columns["id"]), np.int64)}
+        both = _joined(self._kept, columns)
+        kept = _choose(both, self.n)
         n_before = len(self._kept["id"])
-        both = {name: np.concatenate([self._kept[name], new[name]]) for name in self._kept}
-        kept = choose_kept(both["seed_id"], both["answer"], both["score"], both["id"], self.n)
         is_new = kept[n_before:]
         if is_new.any():
-            portions = _pick(tensors, new["id"][is_new])
+            portions = _pick(tensors, columns["id"][is_new])
             files_of = [np.full(sum(map(len, portion)), self._write(portion)) for portion in portions]
             both["file"][n_before:][is_new] = np.concatenate(files_of)
         files: Ints = both["file"][n_before:]
@@ -322,7 +289,8 @@ class TensorStore:
         old = sorted({*small, *half_empty})
         for file in old:
             tensors = read_tensors(self.path(file))
-            parts.append(tensors[torch.isin(tensors.id, torch.from_numpy(self._live(file)))])
+            is_live = np.isin(tensors.id.numpy(), self._kept["id"][self._kept["file"] == file])
+            parts.append(tensors[torch.from_numpy(is_live)])
             if file == old[-1] or sum(map(len, parts)) * self._row_bytes >= FEW_BYTES:
                 ids = torch.cat([part.id for part in parts]).numpy()
                 moved[self._write(parts)] = ids
@@ -347,19 +315,15 @@ class TensorStore:
         """The path of a file by its number."""
         return self.folder / file_name(file)
 
-    def _live(self, file: int) -> Ints:
-        live: Ints = self._kept["id"][self._kept["file"] == file]
-        return live
-
     def _write(self, parts: Sequence[Tensors]) -> int:
         self._last_file += 1
-        write_tensors(self.path(self._last_file), parts)
+        write_file(self.path(self._last_file), *content_of(columns_of(parts)))
         self._rows[self._last_file] = sum(map(len, parts))
         self._row_bytes = next(part[:1].nbytes for part in parts if len(part))
         return self._last_file
 
 
-def _pick(parts: Sequence[NewTensors], ids: Ints) -> Iterator[list[Tensors]]:
+def _pick(parts: Sequence[Tensors], ids: Ints) -> Iterator[list[Tensors]]:
     """The rows with these ids in order, in portions of about AT_ONCE_BYTES: each is copied in memory until written."""
     is_picked = np.isin(np.concatenate([part.id.numpy() for part in parts]), ids)
     n_rows = 1 + AT_ONCE_BYTES // next(part[:1].nbytes for part in parts if len(part))
@@ -377,9 +341,15 @@ def _pick(parts: Sequence[NewTensors], ids: Ints) -> Iterator[list[Tensors]]:
         yield picked
 
 
-def _kept_columns(columns: dict[str, Array]) -> dict[str, Array]:
-    score = telling(columns["distance"], columns["confidence"])
-    return {**{name: columns[name] for name in ("id", "seed_id", "answer")}, "score": score}
+def _joined(kept: dict[str, Array], columns: dict[str, Array]) -> dict[str, Array]:
+    """What is known of the faults that are kept, followed by the same of new ones, which are in no file yet."""
+    score, file = telling(columns["distance"], columns["confidence"]), np.zeros(len(columns["id"]), np.int64)
+    new = {**columns, "score": score, "file": file}
+    return {name: np.concatenate([column, new[name]]) for name, column in kept.items()}
+
+
+def _choose(faults: dict[str, Array], n: int) -> Bools:
+    return choose_kept(faults["seed_id"], faults["answer"], faults["score"], faults["id"], n)
 
 
 def file_name(file: int) -> str:
@@ -408,7 +378,6 @@ def write_weights(path: Path, module: nn.Module, ledger: Ledger, about: dict[str
 
     ledger: what they were trained on, in addition to the module's own ledger. about: metadata in plain text.
     """
-    path = Path(path)
     if not isinstance(module, nn.Module):
         raise UsageError(f"weights must be those of an nn.Module, got {type(module).__name__}: pass target.module")
     if path.suffix != ".safetensors":

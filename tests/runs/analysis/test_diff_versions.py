@@ -10,9 +10,6 @@ from torch import nn
 
 import themis
 from themis.errors import DataError, ModelError, UsageError
-from themis.runs.diff.api import diff_runs
-from themis.runs.replay import Replayer
-from themis.runs.store.reader import Reader
 
 pytestmark = pytest.mark.xdist_group("diff_versions")
 
@@ -29,7 +26,7 @@ def base():
 
 def test_a_model_that_breaks_earlier_is_worse_and_its_new_faults_are_named(base):
     later = campaign(0.42, random_seed=1)
-    found = diff_runs(base, later, tests=1000)
+    found = themis.diff(base, later, tests=1000)
     assert (found.kind, found.verdict) == ("versions", "worse")
     assert found.sentence.startswith("The model after is worse: fault rate")
     paired = found.paired
@@ -61,16 +58,16 @@ def test_a_model_that_breaks_earlier_is_worse_and_its_new_faults_are_named(base)
 
 def test_in_the_opposite_order_the_model_is_better_and_the_faults_are_fixed(base):
     earlier = campaign(0.42, random_seed=1)
-    found = diff_runs(earlier, base, tests=1000)
+    found = themis.diff(earlier, base, tests=1000)
     assert found.verdict == "better"
     assert found.new == ()
-    assert set(found.fixed) == set(diff_runs(base, earlier, tests=1).new)
+    assert set(found.fixed) == set(themis.diff(base, earlier, tests=1).new)
     assert "The model after is better" in found.markdown()
 
 
 def test_the_luck_of_another_search_is_not_a_difference(base):
     again = campaign(0.5, random_seed=7)
-    found = diff_runs(base, again, kind="versions")
+    found = themis.diff(base, again, kind="versions")
     assert found.verdict == "even"
     assert (found.new, found.fixed) == ((), ())
     assert (found.paired.p_value, found.paired.difference.value) == (1.0, 0.0)
@@ -80,7 +77,7 @@ def test_the_luck_of_another_search_is_not_a_difference(base):
 def test_faults_that_occur_with_other_noise_are_moved_not_new():
     one = campaign(0.42, "gaussian", magnitude=0.6, max_tests=800)
     other = campaign(0.4201, "gaussian", magnitude=0.6, max_tests=800, random_seed=3)
-    found = diff_runs(one, other, tests=200)
+    found = themis.diff(one, other, tests=200)
     assert found.verdict == "even"
     assert len(found.new) <= 1
     assert len(found.faults_after.still) + len(found.faults_after.moved) > 5
@@ -109,9 +106,9 @@ def test_a_damaged_net_is_worse_on_real_digits_and_a_slightly_trained_one_is_not
     net = fit(nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 10)), 5, 0.003)
     damaged = copy.deepcopy(net)
     with torch.no_grad():
-        damaged[1].weight.add_(0.1 * torch.randn(damaged[1].weight.shape, generator=torch.Generator().manual_seed(0)))
+        damaged[1].weight.add_(0.2 * torch.randn(damaged[1].weight.shape, generator=torch.Generator().manual_seed(0)))
     base = search(net, 0)
-    worse = diff_runs(base, search(damaged, 1), curves=True)
+    worse = themis.diff(base, search(damaged, 1), curves=True)
     assert worse.verdict == "worse"
     assert worse.paired.difference.low > 0
     assert len(worse.new) > 10
@@ -122,7 +119,7 @@ def test_a_damaged_net_is_worse_on_real_digits_and_a_slightly_trained_one_is_not
     assert (worse.clean.before.value, worse.clean.after.value) == pytest.approx(right)
     assert worse.clean.difference.high < 0
     assert "On clean inputs, the model after is worse: accuracy " in worse.sentence
-    even = diff_runs(base, search(fit(copy.deepcopy(net), 1, 1e-5), 2))
+    even = themis.diff(base, search(fit(copy.deepcopy(net), 1, 1e-5), 2))
     assert even.verdict == "even"
     assert even.paired.difference.low < 0 < even.paired.difference.high
     # Another search found other faults, yet hardly one that the first net does not have.
@@ -134,7 +131,7 @@ def test_only_common_seeds_and_theta_are_compared(base):
     other_inputs = inputs.clone()
     other_inputs[:20] = other_inputs[:20].flip(-1) * 0.99  # other pictures under the same numbers
     later = campaign(0.45, data=(other_inputs, labels), magnitude=0.5)
-    found = diff_runs(base, later, tests=400, curves=True)
+    found = themis.diff(base, later, tests=400, curves=True)
     assert found.paired.seeds == 80
     notes = " ".join(found.notes)
     assert "of 100 and 100 seeds, the 80 that both runs have were compared" in notes
@@ -148,41 +145,41 @@ def test_only_common_seeds_and_theta_are_compared(base):
 
 def test_runs_that_cannot_be_compared_are_refused_with_a_remedy(base):
     with pytest.raises(UsageError, match=r"the same perturbation.*'brightness'.*'contrast': run one of them again"):
-        diff_runs(base, campaign(0.45, "contrast"))
+        themis.diff(base, campaign(0.45, "contrast"))
     with pytest.raises(DataError, match="share none of 100 and 100: run one of them again on the other's data"):
-        diff_runs(base, campaign(0.45, data=seeds(of=5)))
+        themis.diff(base, campaign(0.45, data=seeds(of=5)))
     with pytest.raises(UsageError, match="must have the same kind of fault"):
-        diff_runs(base, themis.run(themis.Target(Mean(0.45), oracle="changed"), seeds(), "brightness", max_tests=50))
+        themis.diff(base, themis.run(themis.Target(Mean(0.45), oracle="changed"), seeds(), "brightness", max_tests=50))
     with pytest.raises(UsageError, match="kind must be one of"):
-        diff_runs(base, base, kind="other")
+        themis.diff(base, base, kind="other")
     with pytest.raises(UsageError, match="tests must be 1 or more"):
-        diff_runs(base, base, tests=0)
+        themis.diff(base, base, tests=0)
     with pytest.raises(UsageError, match="the same model, but the models' hashes differ"):
-        diff_runs(base, campaign(0.45), kind="techniques")
+        themis.diff(base, campaign(0.45), kind="techniques")
 
 
-def test_folders_of_models_in_memory_take_a_replayer(base, tmp_path):
+def test_runs_of_models_in_memory_are_opened_with_them(base, tmp_path):
     campaign(0.42, random_seed=1, out=tmp_path / "later")
-    reader = Reader(tmp_path / "later")
-    found = diff_runs(base, Replayer(reader, themis.Target(Mean(0.42)), seeds()), tests=300)
+    later = themis.open_run(tmp_path / "later", themis.Target(Mean(0.42)), seeds())
+    found = themis.diff(base, later, tests=300)
     assert found.verdict == "worse"
     assert found.after["run"] == str(tmp_path / "later")
     with pytest.raises(ModelError, match=r"must be the same as in the run.*and was"):
-        diff_runs(base, Replayer(reader, themis.Target(Mean(0.43)), seeds()))
+        themis.diff(base, themis.open_run(tmp_path / "later", themis.Target(Mean(0.43)), seeds()))
     with pytest.raises(UsageError, match="does not record how to create its target"):
-        diff_runs(base, tmp_path / "later")
+        themis.diff(base, tmp_path / "later")
 
 
 def test_comparing_does_not_change_the_campaigns_calculator(base):
     calculator = base.faults.handle.calculator
     before = (calculator.clean.oracle, calculator.limits.min_ssim)
     fault = base.faults[0]
-    diff_runs(campaign(0.45, min_ssim=0.2), base, tests=50)
+    themis.diff(campaign(0.45, min_ssim=0.2), base, tests=50)
     assert (calculator.clean.oracle, calculator.limits.min_ssim) == before
     assert fault.replay().is_same
 
 
 def test_tests_too_dissimilar_from_their_seed_are_dropped_for_both_models(base):
-    found = diff_runs(campaign(0.45, min_ssim=0.9), base, tests=300)
+    found = themis.diff(campaign(0.45, min_ssim=0.9), base, tests=300)
     assert found.paired.dropped > 0
     assert found.paired.tests + found.paired.dropped == 300

@@ -5,21 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from math import isfinite
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from themis.judge.estimate import Estimate, show_interval
-from themis.runs.analysis.robustness import SHOWN
+from themis.runs.analysis.shrink import SHOWN
+from themis.runs.display.fault import describe_fault
 from themis.runs.display.text import RANDOM, UNBROKEN
 from themis.runs.store.files import json_safe
 from themis.text import one_line, percent, printable
 
 if TYPE_CHECKING:
-    from themis.runs.analysis.robustness import Robustness
+    from themis.runs.analysis.shrink import Robustness
     from themis.runs.fault import Fault
 
-N_LISTED = 20
+N_LISTED_IDS = 20
 """Ids that a line lists."""
 
 
@@ -35,8 +35,23 @@ class PairedStrength:
 
 
 @dataclass(frozen=True)
-class PairedTests:
-    """Tests drawn uniformly from what both runs share, run on both models. Counts are tests unless they name seeds."""
+class PairedRates:
+    """Two rates over the same seeds, and their difference; the p value and the interval are those of one test."""
+
+    before: Estimate
+    after: Estimate
+    difference: Estimate
+    """After minus before, with the interval of a mean of seeds' own differences: tests of one seed may be dependent."""
+    p_value: float
+    """Of the test that the interval of the difference inverts, times the number of comparisons."""
+
+
+@dataclass(frozen=True)
+class PairedTests(PairedRates):
+    """Fault rates on tests drawn uniformly from what both runs share, run on both models.
+
+    Counts are tests unless they name seeds.
+    """
 
     seeds: int
     tests: int
@@ -50,13 +65,6 @@ class PairedTests:
     seeds_better: int
     """Seeds with fewer faults after than before."""
     seeds_worse: int
-    p_value: float
-    """Of the test that the interval of the difference inverts, times `comparisons`."""
-    before: Estimate
-    """Fault rate."""
-    after: Estimate
-    difference: Estimate
-    """After minus before, with the interval of a mean of seeds' own differences: tests of one seed may be dependent."""
     comparisons: int = 1
     """How many differences are tested together, such as those of a suite's members; the intervals hold together."""
     by_strength: tuple[PairedStrength, ...] = ()
@@ -64,16 +72,10 @@ class PairedTests:
 
 
 @dataclass(frozen=True)
-class PairedClean:
+class PairedClean(PairedRates):
     """The share of the seeds of both runs that each model answers correctly without a disturbance."""
 
     seeds: int
-    before: Estimate
-    after: Estimate
-    difference: Estimate
-    """After minus before."""
-    p_value: float
-    """McNemar's exact test, which the interval of the difference inverts."""
 
     def sentence(self) -> str:
         """Both shares and their difference."""
@@ -184,23 +186,13 @@ class Diff:
 
     def as_dict(self) -> dict[str, Any]:
         """The result as plain data."""
-        plain: dict[str, Any] = {
-            "kind": self.kind,
-            "verdict": self.verdict,
-            "sentence": self.sentence,
-            "before": self.before,
-            "after": self.after,
-            "paired": None if self.paired is None else asdict(self.paired),
-            "fixed": list(self.fixed),
-            "new": list(self.new),
-            "still": list(self.still),
-            "faults_before": _ids(self.faults_before),
-            "faults_after": _ids(self.faults_after),
-            "overlap": None if self.overlap is None else asdict(self.overlap),
-            "clean": None if self.clean is None else asdict(self.clean),
-            "robustness": None if self.curves is None else [curve.as_dict() for curve in self.curves],
-            "notes": list(self.notes),
-        }
+        plain = {name: value for name, value in vars(self).items() if name != "curves"}
+        for name in ("paired", "overlap", "clean"):
+            plain[name] = None if plain[name] is None else asdict(plain[name])
+        for name in ("faults_before", "faults_after"):
+            plain[name] = plain[name] and {key: ids for key, ids in vars(plain[name]).items() if key != "shown"}
+        plain |= {"fixed": self.fixed, "new": self.new, "still": self.still}
+        plain["robustness"] = None if self.curves is None else [curve.as_dict() for curve in self.curves]
         return {name: json_safe(value) for name, value in plain.items()}
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -215,28 +207,20 @@ class Diff:
             ("coverage", percent(a["coverage"]), percent(b["coverage"])),
         ]
         if self.clean is not None:
-            rows.append(
-                ("clean accuracy, same seeds", show_interval(self.clean.before, 2), show_interval(self.clean.after, 2))
-            )
+            accuracies = (self.clean.before, self.clean.after)
+            rows.append(("clean accuracy, same seeds", *(show_interval(share, 2) for share in accuracies)))
         if self.paired is not None:
             rates = (self.paired.before, self.paired.after)
             rows.append(("fault rate, same tests", *(show_interval(rate, 2) for rate in rates)))
-            rows += [
-                (
-                    f"{RANDOM}, strength {part.low:.2g} to {part.high:.2g}",
-                    *map(show_interval, (part.before, part.after)),
-                )
-                for part in self.paired.by_strength
-            ]
+            for part in self.paired.by_strength:
+                name = f"{RANDOM}, strength {part.low:.2g} to {part.high:.2g}"
+                rows.append((name, *map(show_interval, (part.before, part.after))))
         if self.curves is not None:
-            rows += [
-                (
-                    f"{UNBROKEN}, strength up to {strength:g}",
-                    *(show_interval(curve.at(strength)) for curve in self.curves),
-                )
-                for strength in SHOWN
-            ]
-            rows.append(("half of the seeds broken at strength", *(_median(curve) for curve in self.curves)))
+            for strength in SHOWN:
+                shares = (show_interval(curve.at(strength)) for curve in self.curves)
+                rows.append((f"{UNBROKEN}, strength up to {strength:g}", *shares))
+            medians = ("beyond the range" if curve.median is None else f"{curve.median:.3g}" for curve in self.curves)
+            rows.append(("half of the seeds broken at strength", *medians))
         return rows
 
     def lines(self) -> list[str]:
@@ -272,18 +256,6 @@ class Diff:
         return "\n".join(text) + "\n"
 
 
-def describe_fault(fault: Fault) -> str:
-    """A fault in one line."""
-    theta = ", ".join(f"{name} {value:.3g}" for name, value in fault.theta.items())
-    clean = "" if fault.clean_answer is None else f"{fault.clean_answer} became "
-    answer = "an output that is not finite" if fault.answer < 0 else str(fault.answer)
-    confidence = f" ({percent(fault.confidence, 0)} confident)" if isfinite(fault.confidence) else ""
-    return (
-        f"fault {fault.id}: seed {fault.seed_id}, {clean}{answer}{confidence} under {fault.perturbation} with {theta}, "
-        f"distance {fault.distance:.3g}"
-    )
-
-
 def replay_command(run: str, *ids: int) -> str:
     """The command that runs these faults again."""
     return f"themis replay {quote(run)} {' '.join(map(str, ids))}".rstrip()
@@ -293,7 +265,7 @@ _TITLES = {"versions": "Two versions of a model", "techniques": "Two techniques 
 
 
 def _line(category: str, ids: Sequence[int], n: int, run: str) -> str:
-    listed = ", ".join(map(str, ids[:N_LISTED])) + (", ..." if len(ids) > N_LISTED else "")
+    listed = ", ".join(map(str, ids[:N_LISTED_IDS])) + (", ..." if len(ids) > N_LISTED_IDS else "")
     return f"{category}: {len(ids):,} of {n:,} distinct faults of {run}" + (f" ({listed})" if ids else "")
 
 
@@ -306,16 +278,6 @@ def show_difference(difference: Estimate, together: str = "") -> str:
 def show_p_value(p_value: float) -> str:
     """A p value; those of the integral behind the intervals are exact to about a millionth."""
     return "p < 0.0001" if p_value < 1e-4 else f"p = {p_value:.2g}"
-
-
-def _median(curve: Robustness) -> str:
-    return "beyond the range" if curve.median is None else f"{curve.median:.3g}"
-
-
-def _ids(replayed: ReplayedFaults | None) -> dict[str, Any] | None:
-    if replayed is None:
-        return None
-    return {name: value for name, value in vars(replayed).items() if name != "shown"}
 
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&])")

@@ -7,8 +7,7 @@ from averaging_nets import Mean, seeds
 
 import themis
 from themis.errors import DataError
-from themis.runs.diff.api import diff_runs
-from themis.runs.diff.result import code, escape, table
+from themis.runs.analysis.diff import code, escape, table
 
 
 def campaign(policy, out=None, data=None, **options):
@@ -18,7 +17,7 @@ def campaign(policy, out=None, data=None, **options):
 
 def test_the_overlap_of_two_techniques(tmp_path):
     random, corners = campaign("random"), campaign("corners")
-    found = diff_runs(random, corners)
+    found = themis.diff(random, corners)
     assert (found.kind, found.verdict) == ("techniques", "more")
     first, second = ({fault.seed_id for fault in run.faults} for run in (random, corners))
     overlap = found.overlap
@@ -31,8 +30,8 @@ def test_the_overlap_of_two_techniques(tmp_path):
     assert overlap.faults_both + overlap.faults_second == found.after["distinct_faults"]
     assert overlap.p_value < 0.05
     assert "the second broke more (McNemar p = " in found.sentence
-    assert diff_runs(corners, random).verdict == "fewer"
-    even = diff_runs(random, random)
+    assert themis.diff(corners, random).verdict == "fewer"
+    even = themis.diff(random, random)
     assert even.verdict == "even"
     assert even.sentence.endswith("can show (McNemar p = 1, and a difference takes less than 0.02).")
     assert repr(found) == f"<Diff: {found.sentence}>"
@@ -46,7 +45,7 @@ def test_the_overlap_of_two_techniques(tmp_path):
 def test_folders_need_no_model_and_unequal_budgets_are_noted(tmp_path):
     campaign("random", tmp_path / "a")
     campaign("random", tmp_path / "b", max_tests=600)
-    found = diff_runs(tmp_path / "a", tmp_path / "b")
+    found = themis.diff(tmp_path / "a", tmp_path / "b")
     assert found.kind == "techniques"
     assert "the budgets differ: more passes find more faults" in found.notes
 
@@ -61,7 +60,7 @@ def test_unequal_budgets_of_suites_are_noted_once(tmp_path):
 
 def test_other_data_is_refused():
     with pytest.raises(DataError, match="must have had the same data"):
-        diff_runs(campaign("random"), campaign("random", data=seeds(100)))
+        themis.diff(campaign("random"), campaign("random", data=seeds(100)))
 
 
 def test_a_figure_has_both_curves(tmp_path):
@@ -69,12 +68,12 @@ def test_a_figure_has_both_curves(tmp_path):
     from themis.runs.display.figure import draw_diff
 
     first, second = campaign("random"), campaign("corners")
-    found = diff_runs(first, second, curves=True)
+    found = themis.diff(first, second, curves=True)
     draw_diff(found, tmp_path / "d.png")
     assert (tmp_path / "d.png").read_bytes().startswith(b"\x89PNG")
     assert any(row[0] == "half of the seeds broken at strength" for row in found.rows())
     with pytest.raises(UsageError, match="pass curves=True"):
-        draw_diff(diff_runs(first, second), tmp_path / "none.png")
+        draw_diff(themis.diff(first, second), tmp_path / "none.png")
 
 
 def test_markup_in_names_is_shown_as_text():

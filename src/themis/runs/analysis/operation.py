@@ -1,0 +1,132 @@
+"""The fault rate of a finished run in operation: its uniform tests, weighted by how often their theta occurs there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from themis.errors import DataError, StoreError, UsageError, nearest
+from themis.judge.estimate import Estimate, describe_share
+from themis.judge.risk import weighted_fault_rate
+from themis.measure.tests import Floats
+from themis.perturb.distribution import Distribution, read_distribution
+from themis.perturb.names import split_outside
+from themis.perturb.perturbation import Theta
+from themis.reading import MAX_YAML, parse_yaml, read_regular
+from themis.runs.estimates import read_progress
+from themis.runs.store.reader import Reader
+from themis.runs.store.schema import theta_column
+from themis.search.policy import UNIFORM_STREAM, Space
+from themis.text import counted
+
+LEAST_EFFECTIVE = 50
+"""Tests that the weighted tests must be worth: with fewer, a few tests would decide."""
+
+
+@dataclass(frozen=True)
+class OperationalRate:
+    """A fault rate under a profile, and how many tests speak for it."""
+
+    fault_rate: Estimate
+    profile: dict[str, str]
+    """How often the values of each theta occur; those of a theta without an entry occur as in the run."""
+    tests: int
+    effective_tests: float
+    """As many tests drawn by the profile itself would say as much."""
+
+    def __str__(self) -> str:
+        profile = ", ".join(f"{name}~{distribution}" for name, distribution in self.profile.items())
+        return (
+            f"fault rate in operation, {profile}: {describe_share(self.fault_rate)}; the run's "
+            f"{counted(self.tests, 'uniform test')} are worth {self.effective_tests:,.0f}"
+        )
+
+
+def rate_in_operation(run: str | Path, profile: str | Path | Mapping[str, str]) -> OperationalRate:
+    """The fault rate of a run if theta occurs as a profile says, without running a test.
+
+    Args:
+        run: The folder of the run.
+        profile: Distributions by theta: `{"density": "beta(1,8)"}`, `"density~beta(1,8)"`, or a YAML file with a line
+            `density: beta(1,8)` for each.
+    """
+    with closing(Reader(run)) as reader:
+        progress, record = read_progress(reader), reader.record
+        dimensions = {theta["name"]: theta for theta in record["theta"]}
+        wanted = _read_profile(profile, dimensions)
+        n_tests = 0 if progress is None else progress.counts["uniform_tests"]
+        if progress is None or not n_tests:
+            raise DataError(f"{run} must have uniform tests, but has none: run it with a uniform_share above 0")
+        for name in ("min_ssim", "seed_weights", "decide"):
+            if record["settings"].get(name) is not None:
+                raise UsageError(f"{run} was run with {name}, so its tests cannot be weighted again: run it without")
+        columns = ", ".join(map(theta_column, dimensions))
+        rows = reader.select(columns, "stream = 'uniform' AND id < ?", (progress.tests,))
+    counter, space = np.arange(n_tests), _space(record)
+    drawn = space.uniform_tests(counter, UNIFORM_STREAM, counter)
+    is_fault = np.isin(_as_words(drawn.theta), _as_words(np.array(rows, dtype=np.float32).reshape(-1, len(dimensions))))
+    if is_fault.sum() < 0.99 * len(rows):
+        raise StoreError(f"the faults of {run} must be those of its uniform tests, but are not: run the campaign again")
+    weight = np.ones(n_tests)
+    for k, theta in enumerate(space.theta):
+        if theta.name in wanted:
+            weight *= wanted[theta.name].density(drawn.theta[:, k], theta.low, theta.high)
+            if isinstance(theta.distribution, Distribution):
+                weight /= theta.distribution.density(drawn.theta[:, k], theta.low, theta.high)
+    effective = float(weight.sum() ** 2 / (weight**2).sum()) if np.isfinite(weight).all() and weight.any() else 0.0
+    if effective < LEAST_EFFECTIVE:
+        profile_text = ", ".join(f"{name}~{each}" for name, each in wanted.items())
+        raise DataError(
+            f"the uniform tests of {run} must be worth at least {LEAST_EFFECTIVE} tests under the profile, but "
+            f"{counted(n_tests, 'test')} are worth {effective:.0f}: run a campaign under the profile itself, with "
+            f"--perturb '{record['perturbation'].partition('(')[0]}({profile_text})'"
+        )
+    rate = weighted_fault_rate(drawn.seed, is_fault, weight)
+    return OperationalRate(rate, {name: str(each) for name, each in wanted.items()}, n_tests, effective)
+
+
+def _space(record: dict[str, Any]) -> Space:
+    """The space of a run as its record has it; its seeds are numbered from 0, and nothing is known of their answers."""
+    thetas = tuple(
+        Theta(each["name"], each["low"], each["high"], each["identity"], distribution=each.get("distribution"))
+        for each in record["theta"]
+    )
+    low, high, identity = (
+        np.array([getattr(theta, name) for theta in thetas], dtype=np.float32) for name in ("low", "high", "identity")
+    )
+    seeds = np.arange(record["start"]["n_usable"])
+    margin = np.zeros(len(seeds), dtype=np.float32)
+    random_seed = record["settings"]["random_seed"]
+    return Space(seeds, seeds, margin, low, high, identity, is_random=True, random_seed=random_seed, theta=thetas)
+
+
+def _as_words(theta: Floats) -> NDArray[np.void]:
+    """Each row as one value that can be compared."""
+    return np.ascontiguousarray(theta).view(np.dtype((np.void, theta.shape[1] * theta.itemsize))).ravel()
+
+
+def _read_profile(profile: str | Path | Mapping[str, str], known: Mapping[str, object]) -> dict[str, Distribution]:
+    if isinstance(profile, str) and "~" in profile:
+        parts = (part.partition("~") for part in split_outside(profile, ","))
+        texts = {name.strip(): text for name, _, text in parts}
+    elif isinstance(profile, str | Path):
+        try:
+            texts = parse_yaml(read_regular(profile, MAX_YAML).decode())
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"a profile must be a YAML file, but {profile} is not: {error}; correct it, or write THETA~DISTRIBUTION"
+            ) from error
+    else:
+        texts = dict(profile)
+    if not isinstance(texts, dict) or not texts or not all(isinstance(text, str) for text in texts.values()):
+        raise UsageError(f"a profile must name distributions by theta, such as density: beta(1,8), got {texts!r:.80}")
+    for name in texts:
+        if name not in known:
+            raise UsageError(f"theta {name!r} of the profile must be one of the run's: {nearest(str(name), known)}")
+    return {name: read_distribution(text) for name, text in texts.items()}

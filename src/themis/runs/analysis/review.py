@@ -1,0 +1,279 @@
+"""Whether faults are valid tests: the marks of people in the run folder, and the rate of valid faults by them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from collections import Counter
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from themis.compute import rng
+from themis.errors import StoreError, UsageError
+from themis.judge.estimate import Estimate, describe_share
+from themis.judge.risk import TAIL_PROBABILITY, fault_rate, valid_fault_rate
+from themis.reading import check_form, one_of, parse_json, read_regular, record, text, whole
+from themis.runs.estimates import read_progress
+from themis.runs.fault import MAX_TESTS, Fault
+from themis.runs.store.files import explained, refuse_special, sync
+from themis.runs.store.reader import Reader
+from themis.runs.store.schema import MAX_JSON
+from themis.text import counted, percent
+
+REVIEWS = "reviews.jsonl"
+"""The file of the marks in a run folder: one line per mark, only ever added to. People made it, so no command removes
+it: it does not count among the files that can be written again."""
+VALID, INVALID, UNSURE, UNDONE = MARKS = ("valid", "invalid", "unsure", "undone")
+LEAST_MARKS = 30
+"""Faults that must be marked before a rate is stated; all of them if there are fewer."""
+UNSUITABLE = ("seed_weights", "decide")
+"""Settings with which the interval of the fault rate is not that of seeds that count the same and a fixed end."""
+FOR_REVIEW = 110
+NAME_PATTERN = r"[\w][\w .@+-]{0,63}"
+_LINE = record(
+    {
+        "run": text(64),
+        "fault": whole(0, MAX_TESTS),
+        "noise_seed": whole(None),
+        "mark": one_of(*MARKS),
+        "by": text(64, NAME_PATTERN, "a name of letters, digits, spaces and .@+-"),
+        "at": text(40),
+    },
+    is_closed=True,
+)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How often two reviewers gave the same mark to a fault that both have marked."""
+
+    reviewers: tuple[str, str]
+    faults: int
+    share: float
+    kappa: float | None
+    """Cohen's kappa: the share beyond what chance would give, 1 at most; None if both gave one and the same mark."""
+
+    def __str__(self) -> str:
+        kappa = "" if self.kappa is None else f" (kappa {self.kappa:.2f})"
+        return (
+            f"{' and '.join(self.reviewers)} agree on {percent(self.share)} of {counted(self.faults, 'fault')}{kappa}"
+        )
+
+
+@dataclass(frozen=True)
+class Review:
+    """What people say about the faults of the uniform stream. A fault that two reviewers mark differently is unsure."""
+
+    faults: int
+    """Of the uniform stream."""
+    valid: int
+    invalid: int
+    unsure: int
+    needed: int
+    """How many of the faults must be marked before a rate is stated."""
+    fault_rate: Estimate | None
+    """The rate of valid faults; None while more marks are needed."""
+    reviewers: dict[str, int]
+    """How many faults each has marked."""
+    agreements: tuple[Agreement, ...]
+
+    @property
+    def marked(self) -> int:
+        """How many faults are marked."""
+        return self.valid + self.invalid + self.unsure
+
+    @property
+    def counts(self) -> str:
+        """The marks in words."""
+        unsure = f", {self.unsure:,} unsure" if self.unsure else ""
+        return f"{self.valid:,} of {counted(self.marked, 'marked fault')} valid, {self.invalid:,} invalid{unsure}"
+
+    @property
+    def text(self) -> str:
+        """The rate of valid faults in words, or how many marks it takes."""
+        if self.fault_rate is None:
+            return f"unknown: {self.marked:,} of at least {counted(self.needed, 'fault')} marked"
+        return f"{describe_share(self.fault_rate)}; {self.counts}"
+
+    def __str__(self) -> str:
+        return "\n".join([f"valid fault rate: {self.text}", *map(str, self.agreements)])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def uniform_faults(run: Reader) -> list[Fault]:
+    """The faults of the uniform stream in a random order that is the same for everybody: its start is a sample."""
+    faults = list(run.faults("stream = 'uniform'"))
+    ids = np.array([fault.id for fault in faults], dtype=np.int64)
+    order = rng.mix(int(run.record["settings"]["random_seed"]), FOR_REVIEW, ids)
+    return [faults[k] for k in np.argsort(order, kind="stable").tolist()]
+
+
+def reviewable_faults(run: Reader) -> list[Fault]:
+    """The same; refuses a run whose rate of valid faults would not be known."""
+    for name in UNSUITABLE:
+        if run.record["settings"].get(name) is not None:
+            raise UsageError(
+                f"the rate of valid faults needs a run without {name}, but {run.path} was run with it: run it without"
+            )
+    return uniform_faults(run)
+
+
+def identity(run: Reader) -> str:
+    """What tells the tests of a run from those of another: the model, the data, the perturbation and the randomness."""
+    environment, names = run.record["environment"], ("perturbation", "perturbation_code", "theta")
+    parts = [run.record[name] for name in names] + [environment[name] for name in ("model_sha256", "data_sha256")]
+    parts += [run.record["settings"]["random_seed"], run.record.get("start", {}).get("oracle")]
+    return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def check_reviewer(name: str) -> str:
+    """The name, if it can stand beside marks."""
+    try:
+        _LINE({"run": "", "fault": 0, "noise_seed": 0, "mark": VALID, "by": name, "at": ""}, "mark")
+    except ValueError:
+        raise UsageError(
+            f"the reviewer's name must be 1 to 64 letters, digits, spaces and .@+-, got {name[:80]!r}: pass --reviewer"
+        ) from None
+    return name
+
+
+def add_mark(folder: Path, run: str, fault: Fault, mark: str, by: str) -> None:
+    """Add a mark to the folder of the run with this identity; it is on disk at the end.
+
+    One write adds the line as a whole. If the process is killed in the middle of it, the next mark begins a new line.
+    """
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    values = {"run": run, "fault": fault.id, "noise_seed": fault.noise_seed, "mark": mark, "by": by, "at": at}
+    line, path = (json.dumps(values) + "\n").encode(), folder / REVIEWS
+    refuse_special(path)
+    with explained(path):
+        is_new = not path.exists()
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+        file = os.open(path, flags, 0o666)
+        try:
+            size = os.fstat(file).st_size
+            if size and (os.lseek(file, size - 1, os.SEEK_SET), os.read(file, 1))[1] != b"\n":
+                line = b"\n" + line
+            if os.write(file, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(file)
+        finally:
+            os.close(file)
+        if is_new:
+            sync(folder)
+
+
+def read_marks(run: Reader, faults: list[Fault]) -> dict[str, dict[int, str]]:
+    """The last mark of each fault by each reviewer; `faults` are those of the uniform stream. Empty without marks."""
+    path, mine = run.path / REVIEWS, identity(run)
+    known = {fault.id: fault.noise_seed for fault in faults}
+    try:
+        lines = read_regular(path, MAX_JSON).decode().split("\n")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise StoreError(f"{path} must hold marks as lines of JSON, but it does not ({reason}): remove it") from error
+    marks: dict[str, dict[int, str]] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.endswith("}"):  # empty, or a process was killed while it wrote the line: no name has a brace
+            continue
+        try:
+            values = check_form(parse_json(line), _LINE, "the line")
+        except ValueError as error:
+            raise StoreError(f"{path} must hold marks, but line {number} is damaged ({error}): remove it") from error
+        if values["run"] != mine or known.get(values["fault"]) != values["noise_seed"]:
+            raise StoreError(
+                f"{path} must hold marks of this run, but line {number} is about a fault of another: move the file to "
+                "the folder of its run"
+            )
+        of_reviewer = marks.setdefault(values["by"], {})
+        of_reviewer.pop(values["fault"], None)
+        if values["mark"] != UNDONE:
+            of_reviewer[values["fault"]] = values["mark"]
+    return {by: own for by, own in marks.items() if own}
+
+
+def read_review(run: Reader | str | Path) -> Review | None:
+    """What the marks in a run folder say; None if there are none."""
+    if isinstance(run, str | Path):
+        with closing(Reader(run)) as opened:
+            return read_review(opened)
+    if not (run.path / REVIEWS).exists():
+        return None
+    faults = uniform_faults(run)
+    marks = read_marks(run, faults)
+    return _review(run, faults, marks) if marks else None
+
+
+def required_review(run: Reader) -> Review:
+    """The review of a run; refused if too few of its faults are marked to state the rate of valid faults."""
+    faults = reviewable_faults(run)
+    review = _review(run, faults, read_marks(run, faults))
+    if review.marked < review.needed:
+        raise UsageError(
+            f"the valid fault rate needs marks on at least {review.needed:,} of the uniform stream's faults, but "
+            f"{run.path} has {review.marked:,}: mark {review.needed - review.marked:,} more with themis review "
+            f"{run.path}"
+        )
+    if review.fault_rate is None:
+        raise UsageError(
+            f"the valid fault rate needs uniform tests, but {run.path} has none: run it with --uniform-share 0.2"
+        )
+    return review
+
+
+def _review(run: Reader, faults: list[Fault], marks: dict[str, dict[int, str]]) -> Review:
+    final = {}
+    for id in sorted(set().union(*marks.values())):
+        given = {own[id] for own in marks.values() if id in own}
+        final[id] = given.pop() if len(given) == 1 else UNSURE
+    counts, needed = Counter(final.values()), min(LEAST_MARKS, len(faults))
+    rate = _rate(run, faults, final) if len(final) >= needed else None
+    return Review(
+        faults=len(faults),
+        valid=counts[VALID],
+        invalid=counts[INVALID],
+        unsure=counts[UNSURE],
+        needed=needed,
+        fault_rate=rate,
+        reviewers={by: len(own) for by, own in sorted(marks.items())},
+        agreements=tuple(found for pair in combinations(sorted(marks), 2) if (found := agree(pair, marks)) is not None),
+    )
+
+
+def _rate(run: Reader, faults: list[Fault], final: dict[int, str]) -> Estimate | None:
+    progress = read_progress(run)
+    if progress is None or any(run.record["settings"].get(name) is not None for name in UNSUITABLE):
+        return None
+    tests, failed = progress.uniform_tests_by_seed, progress.uniform_faults_by_seed
+    if not final:  # there is nothing to mark
+        return fault_rate(tests, failed)
+    rate = fault_rate(tests, failed, tail=TAIL_PROBABILITY / 2)
+    marked = [(fault.seed_id, final[fault.id]) for fault in faults if fault.id in final]
+    is_valid, is_unsure = (np.array([value == mark for _, value in marked]) for mark in (VALID, UNSURE))
+    return None if rate is None else valid_fault_rate(rate, np.array([seed for seed, _ in marked]), is_valid, is_unsure)
+
+
+def agree(pair: tuple[str, str], marks: dict[str, dict[int, str]]) -> Agreement | None:
+    """How far two reviewers agree; None if no fault has marks of both."""
+    first, second = (marks[by] for by in pair)
+    both = first.keys() & second.keys()
+    if not both:
+        return None
+    n = len(both)
+    share = sum(first[id] == second[id] for id in both) / n
+    often = [Counter(own[id] for id in both) for own in (first, second)]
+    chance = sum(often[0][mark] * often[1][mark] for mark in MARKS) / n**2
+    return Agreement(pair, n, share, None if chance == 1 else (share - chance) / (1 - chance))

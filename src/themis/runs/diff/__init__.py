@@ -1,1 +1,0 @@
-"""Comparing two runs: versions of a model by the same tests on both, or techniques by the faults they found."""
