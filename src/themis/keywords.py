@@ -10,20 +10,44 @@ if TYPE_CHECKING:
     from themis.search.policy import Policy
 
 
-class CampaignOptions(TypedDict, total=False):
-    """Options of a campaign, alone or in a suite."""
+class BudgetOptions(TypedDict, total=False):
+    """How long a campaign runs."""
 
-    policy: str | Policy
-    """How tests are chosen: random, corners, paper, scheduled, or a policy that a package adds, such as fuzz. Default:
-    'scheduled'."""
-    preset: str | None
-    """Paper: policy paper, no uniform stream, point value of the MCSE, gibbs in every round, no budget and no plateau:
-    it runs until coverage, or a limit that you set."""
+    max_tests: int | None
+    """Stop after this many tests; None sets no limit. Default: 20000."""
+    max_passes: int | None
+    """Stop after this many passes (a forward pass is 1, a backward pass is 2)."""
+    max_seconds: float | None
+    """Stop after this many seconds."""
+
+
+class StopOptions(TypedDict, total=False):
+    """What else a resumed campaign may change."""
+
     coverage: float | None
     """Stop at this coverage, if little is left to find; None sets no goal. Default: 1.0."""
     recall: float | None
     """Share of the distinct faults that four times the tests would find; at the coverage goal, stop only if it was
     found and the residual risk is at most 1%; None stops at the coverage goal in any case. Default: 0.9."""
+    plateau: int | None
+    """Stop after this many rounds without a new distinct fault or more coverage. Default: 20."""
+    max_stored: int
+    """Number of faults whose inputs are stored, the most telling first; the rows of all faults are stored. Default:
+    1000."""
+    clean_memory_gib: float | None
+    """Memory in GiB for the clean activations of the seeds (default: half of what is free on a GPU, a quarter on a
+    CPU); those that do not fit are computed again when tests need them, with the same results."""
+
+
+class CampaignOptions(StopOptions, total=False):
+    """Options of a campaign, alone or in a suite."""
+
+    policy: str | Policy
+    """How tests are chosen: random, corners, paper, scheduled, boundary (only --against, where it is the default), or
+    a policy that a package adds, such as fuzz. Default: 'scheduled'."""
+    preset: str | None
+    """Paper: policy paper, no uniform stream, point value of the MCSE, gibbs in every round, no budget and no plateau:
+    it runs until coverage, or a limit that you set."""
     judge: str
     """How the sampled neurons are judged in each round: exact, gibbs or pymc. Default: 'exact'."""
     tolerance: float
@@ -56,19 +80,14 @@ class CampaignOptions(TypedDict, total=False):
     split_by: str | None
     """Groups of seeds that stay together: a number of consecutive seeds, such as 100 frames of a video, or a text file
     with the group of each seed, one per line, such as the patient."""
-    plateau: int | None
-    """Stop after this many rounds without a new distinct fault or more coverage. Default: 20."""
-    max_stored: int
-    """Number of faults whose inputs are stored, the most telling first; the rows of all faults are stored. Default:
-    1000."""
-    clean_memory_gib: float
-    """Memory in GiB for the clean activations of the seeds; those beyond it are recomputed with each test. Default:
-    4.0."""
+    seed_weights: str | None
+    """How often inputs like each seed occur in operation: FILE:COLUMN of a CSV file with a row per input of the data,
+    FILE:COLUMN=VALUE:SHARE,..., or class=NAME:SHARE,...; the uniform stream follows them."""
     random_seed: int
     """The same seed gives the same campaign. Default: 0."""
 
 
-class RunOptions(CampaignOptions, total=False):
+class RunOptions(CampaignOptions, BudgetOptions, total=False):
     """Options of `themis.run`."""
 
     magnitude: float | None
@@ -78,12 +97,12 @@ class RunOptions(CampaignOptions, total=False):
     nc, ..."""
     train_inputs: int | None
     """Number of training inputs that the criterion learns from, drawn at random. Default: 10000."""
-    max_tests: int | None
-    """Stop after this many tests; None sets no limit. Default: 20000."""
-    max_passes: int | None
-    """Stop after this many passes (a forward pass is 1, a backward pass is 2)."""
-    max_seconds: float | None
-    """Stop after this many seconds."""
+    decide: str | None
+    """Stop as soon as this claim certainly holds or not (95%, however often it looks): fault_rate<=0.02; exit code 0,
+    1 or 4 (undecided). All tests are then uniform, each of another seed, unless you set uniform_share."""
+    slice_by: str | None
+    """Columns to give the fault rate by: class, FILE:COLUMN of a CSV file with a row per input of the data, or
+    several, separated by commas; --max-fault-rate then holds for each slice too."""
 
 
 class SuiteKeywords(CampaignOptions, total=False):
@@ -97,31 +116,17 @@ class SuiteKeywords(CampaignOptions, total=False):
     """Share of the tests divided among all members by weight; the rest is adaptive. Default: 0.5."""
     level_seeds: int | None
     """Seeds that are graded at each level, a random sample; None grades all. Default: 1000."""
+    decide: str | None
+    """A claim to decide at 95% on as few graded seeds as it takes, instead of running campaigns: mean_error<=0.3, or
+    mce<=0.8 with a baseline; exit code 0, 1 or 4 (undecided)."""
 
 
-class ResumeOptions(TypedDict, total=False):
+class ResumeOptions(StopOptions, BudgetOptions, total=False):
     """Limits that `themis.resume` may change."""
 
-    coverage: float | None
-    """Stop at this coverage, if little is left to find; None sets no goal. Default: 1.0."""
-    recall: float | None
-    """Share of the distinct faults that four times the tests would find; at the coverage goal, stop only if it was
-    found and the residual risk is at most 1%; None stops at the coverage goal in any case. Default: 0.9."""
-    max_tests: int | None
-    """Stop after this many tests; None sets no limit. Default: 20000."""
-    max_passes: int | None
-    """Stop after this many passes (a forward pass is 1, a backward pass is 2)."""
-    max_seconds: float | None
-    """Stop after this many seconds."""
-    plateau: int | None
-    """Stop after this many rounds without a new distinct fault or more coverage. Default: 20."""
-    max_stored: int
-    """Number of faults whose inputs are stored, the most telling first; the rows of all faults are stored. Default:
-    1000."""
 
-
-class RetrainOptions(TypedDict, total=False):
-    """Options of `themis.retrain`."""
+class RecipeOptions(TypedDict, total=False):
+    """How models are trained."""
 
     mix: float
     """Share of each batch that is disturbed; the rest is clean. Default: 0.5."""
@@ -143,7 +148,7 @@ class RetrainOptions(TypedDict, total=False):
     epochs: int
     """Number of epochs at most; an epoch shows every disturbed and every clean input once. Default: 10."""
     batches: int | None
-    """Batches per epoch; by default as many as show every input once."""
+    """Batches per epoch; by default as many as show every input once, and at least 100 if inputs are made anew."""
     batch_size: int
     """Inputs per batch. Default: 64."""
     accumulate: int
@@ -155,7 +160,7 @@ class RetrainOptions(TypedDict, total=False):
     learning_rate: float | None
     """Learning rate, or its peak; by default 3e-4 for pictures of one class each, 1e-3 for other tasks."""
     schedule: str
-    """Learning rate over the steps: constant, cosine, step or one-cycle. Default: 'cosine'."""
+    """Learning rate over the steps: constant, or falling like a cosine. Default: 'cosine'."""
     weight_decay: float
     """Weight decay of the optimiser. Default: 0.0."""
     layers: list[str] | None
@@ -167,12 +172,20 @@ class RetrainOptions(TypedDict, total=False):
     tolerance: float
     """How far the clean score may fall; the share of the way to the trained weights is chosen by it. Default:
     0.0025."""
+    confidence: float
+    """How likely the clean score must stay within the tolerance: 0.5 is the best estimate, 0.95 is cautious. Default:
+    0.5."""
     share: float | None
     """Share of the way from the old weights to the trained ones; by default chosen on held-out seeds."""
     patience: int | None
     """Stop after this many epochs without an improvement on the held-out seeds. Default: 5."""
     random_seed: int
     """Same seed, same weights. Default: 0."""
+
+
+class RetrainOptions(RecipeOptions, total=False):
+    """Options of `themis.retrain`."""
+
     also: str | Sequence[Any]
     """Further perturbations to examine the model on, such as rain,fog:0.5,gaussian:0.3 (name:magnitude). Default:
     ''."""

@@ -15,15 +15,13 @@ from themis.options import check_known, check_numbers, check_rules, option
 
 def check_shares(shares: Sequence[float]) -> list[float]:
     """The three shares of a split as numbers; they must be positive and sum to 1."""
-    is_list = isinstance(shares, list | tuple) and all(
-        isinstance(share, int | float) and not isinstance(share, bool) for share in shares
-    )
-    if not is_list or len(shares) != 3:
+    is_kept = isinstance(shares, list | tuple) and len(shares) == 3
+    is_kept = is_kept and all(isinstance(share, int | float) and share > 0 for share in shares)
+    if not is_kept or abs(math.fsum(shares) - 1) > 1e-6:
         raise UsageError(
-            f"split must be three shares, for search, training and judging, such as 0.5,0.2,0.3, got {shares!r}"
+            "split must be three shares above 0 that sum to 1, for search, training and judging, such as 0.5,0.2,0.3, "
+            f"got {shares!r}"
         )
-    if not (all(share > 0 for share in shares) and abs(math.fsum(shares) - 1) <= 1e-6):
-        raise UsageError(f"split must be three shares above 0 that sum to 1, such as 0.5,0.2,0.3, got {list(shares)}")
     return [float(share) for share in shares]
 
 
@@ -40,6 +38,28 @@ def _check_groups(groups: object) -> str:
     return str(int(text)) if is_count else os.path.abspath(text)
 
 
+HOLDS, FAILS, UNDECIDED = VERDICTS = "holds", "does not hold", "undecided"
+"""The verdicts on a claim."""
+_CLAIM = re.compile(r"fault_rate<=([0-9.]+(?:e-?[0-9]+)?)")
+
+
+def claimed_limit(claim: object) -> float:
+    """The limit of a claim such as `fault_rate<=0.02`; NaN if it is no such claim."""
+    match = _CLAIM.fullmatch(claim) if isinstance(claim, str) else None
+    try:
+        return float(match[1]) if match else math.nan
+    except ValueError:
+        return math.nan
+
+
+def _check_slices(text: object) -> str:
+    """Columns with the absolute paths of their files."""
+    if not isinstance(text, str):
+        raise UsageError(f"slice_by must be text such as class,scenes.csv:weather, got {text!r}")
+    parts = (part.strip().rpartition(":") for part in text.split(","))
+    return ",".join(f"{os.path.abspath(path)}:{name}" if path else name for path, _, name in parts)
+
+
 MAX_RISK = 0.01
 """Little is left to find only if the upper limit of the residual risk is at most this. In a campaign without any fault,
 that takes 367 uniform tests."""
@@ -54,7 +74,8 @@ class Settings:
     )
     policy: Any = option(
         "scheduled",
-        "how tests are chosen: random, corners, paper, scheduled, or a policy that a package adds, such as fuzz",
+        "how tests are chosen: random, corners, paper, scheduled, boundary (only --against, where it is the default), "
+        "or a policy that a package adds, such as fuzz",
     )
     criterion: Any | None = option(
         None,
@@ -107,6 +128,21 @@ class Settings:
         "groups of seeds that stay together: a number of consecutive seeds, such as 100 frames of a video, or a text "
         "file with the group of each seed, one per line, such as the patient",
     )
+    seed_weights: str | None = option(
+        None,
+        "how often inputs like each seed occur in operation: FILE:COLUMN of a CSV file with a row per input of the "
+        "data, FILE:COLUMN=VALUE:SHARE,..., or class=NAME:SHARE,...; the uniform stream follows them",
+    )
+    decide: str | None = option(
+        None,
+        "stop as soon as this claim certainly holds or not (95%, however often it looks): fault_rate<=0.02; exit code "
+        "0, 1 or 4 (undecided). All tests are then uniform, each of another seed, unless you set uniform_share",
+    )
+    slice_by: str | None = option(
+        None,
+        "columns to give the fault rate by: class, FILE:COLUMN of a CSV file with a row per input of the data, or "
+        "several, separated by commas; --max-fault-rate then holds for each slice too",
+    )
     max_tests: int | None = option(20_000, "stop after this many tests; null sets no limit")
     max_passes: int | None = option(None, "stop after this many passes (a forward pass is 1, a backward pass is 2)")
     max_seconds: float | None = option(None, "stop after this many seconds")
@@ -114,8 +150,10 @@ class Settings:
     max_stored: int = option(
         1000, "number of faults whose inputs are stored, the most telling first; the rows of all faults are stored"
     )
-    clean_memory_gib: float = option(
-        4.0, "memory in GiB for the clean activations of the seeds; those beyond it are recomputed with each test"
+    clean_memory_gib: float | None = option(
+        None,
+        "memory in GiB for the clean activations of the seeds (default: half of what is free on a GPU, a quarter on a "
+        "CPU); those that do not fit are computed again when tests need them, with the same results",
     )
     random_seed: int = option(0, "the same seed gives the same campaign")
 
@@ -127,6 +165,10 @@ class Settings:
             object.__setattr__(self, "split", check_shares(self.split))
         if self.split_by is not None:
             object.__setattr__(self, "split_by", _check_groups(self.split_by))
+        if isinstance(self.decide, str):
+            object.__setattr__(self, "decide", self.decide.replace(" ", ""))
+        if self.slice_by is not None:
+            object.__setattr__(self, "slice_by", _check_slices(self.slice_by))
         rules: dict[str, tuple[bool, str]] = {
             "random_seed": (0 <= self.random_seed < 2**63, "lie in 0..2**63 - 1"),
             "split_seed": (0 <= self.split_seed < 2**63, "lie in 0..2**63 - 1"),
@@ -140,8 +182,18 @@ class Settings:
             "uniform_share": (0 <= self.uniform_share <= 1, "lie in [0, 1]"),
             "min_ssim": (self.min_ssim is None or 0 < self.min_ssim < 1, "lie in (0, 1), or be None to drop no test"),
             "max_stored": (self.max_stored >= 0, "be 0 or more"),
-            "clean_memory_gib": (self.clean_memory_gib >= 0, "be 0 or more"),
+            "clean_memory_gib": (self.clean_memory_gib is None or self.clean_memory_gib >= 0, "be 0 or more, or None"),
         }
+        if self.decide is not None:
+            alike = "be left out with decide, whose answer is certain only if all seeds and disturbances count the same"
+            is_claim = 0 < claimed_limit(self.decide) < 1
+            rules["decide"] = (
+                is_claim,
+                "be fault_rate<=X with X between 0 and 1, such as fault_rate<=0.02; suites decide mce and mean_error",
+            )
+            rules["uniform_share"] = (0 < self.uniform_share <= 1, "lie above 0 and up to 1 with decide")
+            rules["slice_by"] = (self.slice_by is None, "be left out with decide, which stops before slices are known")
+            rules |= {name: (getattr(self, name) is None, alike) for name in ("preset", "seed_weights", "min_ssim")}
         limits = ("train_inputs", "max_seeds", "max_tests", "max_passes", "max_seconds")
         for name in ("round_size", "batch_size", "plateau", *limits):
             value = getattr(self, name)
@@ -149,16 +201,13 @@ class Settings:
         check_rules(self, rules)
 
     @staticmethod
-    def recorded(values: dict[str, Any]) -> Settings:
-        """Settings as a run has recorded them. Earlier versions had no `recall` and stopped at the coverage goal."""
-        return Settings(**{"recall": None, **values})
-
-    @staticmethod
     def of(**options: Any) -> Settings:
         """Settings from keyword options; a preset changes defaults, but never an option that is given explicitly."""
         check_known(Settings, options)
         if options.get("criterion") is not None:
             options.setdefault("policy", "fuzz")
+        if options.get("decide") is not None:  # nothing else but a budget should end it
+            options = {"uniform_share": 1.0, "coverage": None, "plateau": None, **options}
         settings = Settings(**options)
         if settings.preset == "paper":
             paper: dict[str, Any] = {

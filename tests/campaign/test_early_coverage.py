@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 import themis
-from themis.report.gates.gates import check_gates
-from themis.report.gates.limits import Gates
+from themis.report.gates.gates import Gates, check_gates
 from themis.runs.display.text import summary_rows
 from themis.runs.run import coverage_caution
 

@@ -7,8 +7,7 @@ from torch import nn
 
 import themis
 from themis import Perturbation, Target, Theta
-from themis.judge.coverage import Rule
-from themis.judge.posterior import exact
+from themis.judge.coverage import Rule, exact
 from themis.measure.moments import Moments
 from themis.perturb.perturbation import column
 

@@ -17,7 +17,8 @@ from torch import nn
 
 import themis
 from themis import DataError, ModelError, Perturbation, StoreError, Target, Theta, UsageError
-from themis.campaign.interrupt import SIGNALS, Interrupts
+from themis.campaign.interrupt import SIGNALS
+from themis.campaign.recorder import Interrupts
 from themis.runs.store import writer
 from themis.runs.store.reader import Reader
 from themis.runs.store.writer import Writer
@@ -76,6 +77,18 @@ def test_an_interrupted_campaign_ends_as_if_it_had_not_been_interrupted(trained,
         np.testing.assert_array_equal(values, stored.columns[column], err_msg=column)
 
 
+def test_a_run_is_resumed_with_another_memory_for_clean_activations(trained, tmp_path):
+    options = {"max_tests": 1500, "round_size": 500}
+    whole = campaign(trained, **options)
+    campaign(trained, **options, clean_memory_gib=0.0, out=tmp_path / "run", callbacks=[StopAt(1)])
+    model, digits = trained
+    resumed = themis.resume(tmp_path / "run", model, digits, clean_memory_gib=4.0)
+    assert resumed.start.n_kept == resumed.start.n_seeds > resumed.start.chunk
+    assert resumed.rounds[-1].passes == whole.rounds[-1].passes
+    for column in ("id", "seed_id", "theta", "noise_seed", "answer", "margin"):
+        np.testing.assert_array_equal(whole.faults.columns[column], resumed.faults.columns[column], err_msg=column)
+
+
 STOPPED_INSIDE = {"magnitude": 0.5, "max_seeds": 300, "max_tests": 2000}
 
 
@@ -104,7 +117,7 @@ def test_an_interrupt_within_a_round_changes_nothing(trained, whole, tmp_path, a
 @pytest.mark.parametrize(("max_tests", "n_tests"), [(1, 77), (80, 80), (300, 300)])
 def test_a_round_that_was_interrupted_keeps_to_a_smaller_budget(trained, tmp_path, monkeypatch, max_tests, n_tests):
     monkeypatch.setattr(writer, "FIRST_CHECKPOINT", 0.0)
-    monkeypatch.setattr(writer, "SHARE", float("inf"))  # a checkpoint after every chunk
+    monkeypatch.setattr(writer, "WRITING_SHARE", float("inf"))  # a checkpoint after every chunk
     model, digits = trained
     stopping = StopsInside(model, 8)
     counting = StartCounting(stopping)
@@ -191,7 +204,7 @@ def test_only_the_tested_model_and_data_can_be_resumed(tmp_path):
     cases = [
         ((Conv(), data), {}, ModelError, "the model must be the same as in the run, but its hash is"),
         ((net, data * 0.5), {}, DataError, "the data must be the same as in the run"),
-        ((net, data), {"random_seed": 1}, UsageError, "resume cannot change 'random_seed', only when to stop"),
+        ((net, data), {"random_seed": 1}, UsageError, "resume cannot change 'random_seed', which changes tests"),
         ((net, data), {"max_test": 1}, UsageError, "did you mean 'max_tests'"),
         ((net, data), {"max_tests": 0}, UsageError, "max_tests must be positive"),
         ((), {}, UsageError, "does not record how to create its target, because it was started from Python"),
@@ -273,7 +286,7 @@ def test_a_run_that_was_killed_before_its_first_test_can_be_started_again(tmp_pa
     del record["start"]
     store = Writer(tmp_path / "run")
     store.create(record, 10)
-    store._has_begun = True  # as if the process had been killed here
+    store._claim.is_begun = True  # as if the process had been killed here
     store.close()
     assert themis.resume(tmp_path / "run", net, data).rounds[-1].tests == 100
 

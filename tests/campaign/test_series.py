@@ -7,7 +7,7 @@ from suites import classifier, pictures
 
 import themis
 from themis import ModelError
-from themis.campaign.callback import Callbacks
+from themis.campaign.recorder import Callbacks
 from themis.campaign.series import open_series, open_stored
 from themis.campaign.setup import CampaignPlan, read_tested
 from themis.perturb import choose_perturbation

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import themis
-from themis.campaign.planning import is_little_left, stop_reason
+from themis.campaign.loop import is_little_left, stop_reason
 from themis.errors import UsageError
 from themis.judge.coverage import Coverage
 from themis.judge.estimate import Estimate
@@ -71,12 +71,6 @@ def test_the_papers_preset_stops_at_the_coverage_goal():
     assert Settings.of(preset="paper").recall is None
     assert Settings.of(preset="paper", recall=0.8).recall == 0.8
     assert Settings.of().recall == 0.9
-
-
-def test_settings_of_an_earlier_version_keep_its_rule():
-    values = {name: value for name, value in vars(Settings()).items() if name != "recall"}
-    assert Settings.recorded(values).recall is None
-    assert Settings.recorded({**values, "recall": 0.8}).recall == 0.8
 
 
 def net():

@@ -10,7 +10,8 @@ from typing import Any, Unpack
 
 from torch import nn
 
-from themis.campaign.callback import Callback, Callbacks
+from themis.campaign.callback import Callback
+from themis.campaign.recorder import Callbacks
 from themis.campaign.series import open_series, open_stored
 from themis.campaign.setup import CampaignPlan, TestedModel, describe_columns, read_tested
 from themis.compute.cluster import RayExecutor, choose_executor
@@ -30,12 +31,16 @@ from themis.runs.store.reader import Reader
 from themis.runs.store.writer import Writer
 from themis.runs.trust import Trusted
 from themis.search import POLICIES, Policy, choose_policy
+from themis.search.boundary import Boundary
 from themis.settings import Settings
+from themis.target.against import Against
 from themis.target.blackbox import as_target
 from themis.target.target import AnyTarget, refuse_target_options
 
-CHANGEABLE = ("coverage", "recall", "max_tests", "max_passes", "max_seconds", "plateau", "max_stored")
-"""Options that `resume` may change: when to stop, and how many faults are stored. None of them changes a test."""
+LIMITS = ("coverage", "recall", "max_tests", "max_passes", "max_seconds", "plateau")
+CHANGEABLE = (*LIMITS, "max_stored", "clean_memory_gib")
+"""Options that `resume` may change: when to stop, how many faults are stored, and how much memory clean activations
+take. None of them changes a test."""
 
 
 def run(
@@ -57,7 +62,8 @@ def run(
 
     Args:
         target: The model under test; a bare `nn.Module` becomes a `Target` with default options, and an estimator of
-            scikit-learn, XGBoost or LightGBM a `BlackBox` with the bounds of its table.
+            scikit-learn, XGBoost or LightGBM a `BlackBox` with the bounds of its table. `Against(model, reference)`
+            tests a model against the reference that it should agree with.
         data: `(inputs, labels)`, a tensor of inputs, a Dataset, a DataLoader, or a DataFrame of pandas or polars.
         perturbation: A name such as `"gaussian"`, a combination such as `"rain + fog"`, or a `Perturbation`.
         out: Folder for the results; without it nothing is written.
@@ -73,9 +79,13 @@ def run(
     """
     refuse_target_options(options)
     listeners = Callbacks(callbacks)
+    if isinstance(target, Against):
+        options = {"policy": "boundary", **options}
     settings = Settings.of(**options)
     choose_judge(settings.judge)  # refuses an unknown name before anything runs
     policy = _with_rivals(choose_policy(settings.policy), rivals)
+    if isinstance(policy, Boundary) and not isinstance(target, Against):
+        raise UsageError("policy 'boundary' must have a reference: pass --against (themis.Against), or another policy")
     plan = CampaignPlan(choose_perturbation(perturbation, settings.magnitude), policy, settings)
     tested = read_tested(target, data, [plan.perturbation], settings, origin, features, classes)
     with (
@@ -116,7 +126,9 @@ def resume(
         settings = _settings(run, dict(options))
         if features is not None:
             data = describe_columns(read_seeds(data, settings.max_seeds), features)
-        chosen = policy or _recorded_policy(settings)
+        if policy is None and settings.policy not in POLICIES:
+            raise UsageError(f"the run's policy {settings.policy!r} is not one of Themis's own: pass policy=...")
+        chosen = policy or choose_policy(settings.policy)
         rebuilt = Replayer(run, None if target is None else as_target(target), data, perturbation, origin, trust=trust)
         if rebuilt.origin is not None and not rivals:
             rivals = rebuilt.origin.read_rivals()
@@ -170,11 +182,5 @@ def _settings(run: Reader, options: dict[str, Any]) -> Settings:
         if name not in CHANGEABLE:
             if options[name] == run.record["settings"].get(name):
                 continue
-            raise UsageError(f"resume cannot change {name!r}, only when to stop: {nearest(name, CHANGEABLE)}")
-    return Settings.recorded({**run.record["settings"], **options})
-
-
-def _recorded_policy(settings: Settings) -> Policy:
-    if settings.policy not in POLICIES:
-        raise UsageError(f"the run's policy {settings.policy!r} is not one of Themis's own: pass policy=...")
-    return choose_policy(settings.policy)
+            raise UsageError(f"resume cannot change {name!r}, which changes tests: {nearest(name, CHANGEABLE)}")
+    return Settings(**{**run.record["settings"], **options})

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from themis.errors import UsageError, warn
+from themis.errors import warn
 from themis.text import print_text
 
 if TYPE_CHECKING:
@@ -40,47 +39,6 @@ class Callback:
 
     def on_error(self, error: Exception) -> None:
         """The campaign has failed and raises this error; `on_end` is not called."""
-
-
-class Callbacks:
-    """Calls each callback in turn, and drops one that raises. A callback need not define every event."""
-
-    def __init__(self, callbacks: Iterable[Callback]) -> None:
-        if not isinstance(callbacks, Iterable):
-            raise UsageError(f"callbacks must be a list of callbacks, got {type(callbacks).__name__}: write [callback]")
-        self._callbacks = list(callbacks)
-        for callback in self._callbacks:
-            if isinstance(callback, type) or not any(hasattr(callback, event) for event in EVENTS):
-                name = getattr(callback, "__name__", type(callback).__name__)
-                raise UsageError(
-                    f"a callback must be an object with methods such as on_round, got {name}: pass an instance of a "
-                    "subclass of themis.Callback"
-                )
-        self.is_stopping = False  # the user has stopped the campaign; remaining events are still delivered
-
-    def wants(self, event: str) -> bool:
-        """Whether any callback overrides `event`; if not, its value need not be prepared."""
-        methods = (getattr(callback, event, None) for callback in self._callbacks)
-        default = getattr(Callback, event)
-        return any(method is not None and getattr(method, "__func__", method) is not default for method in methods)
-
-    def call(self, event: str, value: Any) -> None:
-        for callback in list(self._callbacks):
-            method = getattr(callback, event, None)
-            if method is None:
-                continue
-            try:
-                method(value)
-            except Exception as error:
-                self._drop(callback, event, error)
-            except KeyboardInterrupt as error:
-                if event not in LAST and not self.is_stopping:
-                    raise
-                self._drop(callback, event, error)
-
-    def _drop(self, callback: Callback, event: str, error: BaseException) -> None:
-        self._callbacks = [other for other in self._callbacks if other is not callback]
-        report_failure(callback, f"in {event} and was dropped", error)
 
 
 def report_failure(callback: object, where: str, error: BaseException) -> None:

@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from themis.criteria.criterion import Criterion
-from themis.criteria.fitting import fit_to
 from themis.criteria.names import choose_criterion
-from themis.criteria.view import View
+from themis.criteria.view import fit_to
 from themis.data.seeds import Seeds, read_seeds
 from themis.errors import DataError, UsageError
-from themis.measure.calculator import Calculator
-from themis.measure.fold import Objective
 from themis.progress import step
 from themis.search import Policy
 from themis.settings import Settings
+from themis.target.against import Against
 from themis.target.target import AnyTarget
 
 
@@ -33,15 +31,6 @@ class CampaignCriterion:
     source: str | None
     """What it learned from; None if it learns nothing or was fitted already."""
     n_inputs: int
-
-    def view(self, calculator: Calculator) -> View:
-        """The criterion's view of the calculator's forward passes."""
-        example, max_bytes = calculator.inputs[0], calculator.limits.clean_bytes
-        return View.of(self.criterion, calculator.target, calculator.layers, example, max_bytes)
-
-    def objective(self, policy: Policy, calculator: Calculator, number: int) -> Objective | None:
-        """What the policy maximises by the tests from `number` on; None if it has no objective of its own."""
-        return policy.objective(self.criterion, calculator, number)
 
     def describe(self) -> dict[str, Any]:
         """Plain data."""
@@ -59,6 +48,11 @@ def prepare_criterion(
 ) -> CampaignCriterion | None:
     """The criterion that the settings name, fitted to training data or else to the seeds' clean inputs."""
     chosen = None if settings.criterion is None else choose_campaign_criterion(settings.criterion)
+    if isinstance(target, Against) and (chosen is not None or policy.is_guided or policy.takes_rivals):
+        raise UsageError(
+            "a model that is tested against a reference must have neither a criterion nor a policy that follows one, "
+            f"got policy {settings.policy!r} and criterion {settings.criterion!r}: leave them out"
+        )
     own = policy.own_criterion(target, seeds, chosen)
     if own is not None:
         return CampaignCriterion(own, str(own), True, None, 0)
@@ -80,9 +74,16 @@ def prepare_criterion(
                 f"{chosen} is fitted already, train would change nothing: leave it out, or pass {chosen!r}"
             )
         return CampaignCriterion(own, name, leads, None, 0)
-    data = seeds if train is None else _training_data(train, settings, seeds)
-    with nullcontext() if train is None else _name_training_data(), step("fitting the criterion"):
-        fit_to(own, target, data)
+    data = seeds
+    with nullcontext() if train is None else _name_training_data():
+        if train is not None:
+            data = read_seeds(train, settings.train_inputs)
+        if data.shape[1:] != seeds.shape[1:]:
+            raise DataError(
+                f"its inputs must have the seeds' shape {list(seeds.shape[1:])}, got {list(data.shape[1:])}"
+            )
+        with step("fitting the criterion"):
+            fit_to(own, target, data)
     source = None if not chosen.learns else "the seeds" if train is None else "training data"
     return CampaignCriterion(own, name, leads, source, len(data))
 
@@ -96,16 +97,6 @@ def choose_campaign_criterion(criterion: str | Criterion) -> Criterion:
             "use it in a loop of your own, or choose another criterion"
         )
     return chosen
-
-
-def _training_data(train: Any, settings: Settings, seeds: Seeds) -> Seeds:
-    with _name_training_data():
-        data = read_seeds(train, settings.train_inputs)
-        if data.shape[1:] != seeds.shape[1:]:
-            raise DataError(
-                f"its inputs must have the seeds' shape {list(seeds.shape[1:])}, got {list(data.shape[1:])}"
-            )
-        return data
 
 
 @contextmanager

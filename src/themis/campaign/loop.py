@@ -1,32 +1,46 @@
-"""The loop of a campaign: search, measure, judge, and again until there is a reason to stop."""
+"""The loop of a campaign: search, measure, judge, and again until there is a reason to stop.
+
+Below the loop is what each round decides: how large it is and when to stop, what is due next, how it is judged.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict, replace
+from functools import partial
+from math import inf, log2
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from themis.campaign.criterion import CampaignCriterion
 from themis.campaign.interrupt import Terminated
-from themis.campaign.judging import conclude, judge
-from themis.campaign.measurer import Portion
-from themis.campaign.planning import (
-    LAST_STAGE,
-    is_spent,
-    n_affordable,
-    next_round_size,
-    passes_left,
-    search_tests,
-    stage_end,
-    uniform_tests_due,
-    why_to_stop,
-)
 from themis.campaign.recorder import Recorder
 from themis.campaign.setup import Setup, describe_start
 from themis.campaign.state import PartialRound, State
+from themis.judge import JUDGES
+from themis.judge.calibration import Calibration, calibration_error, sum_gaps
+from themis.judge.coverage import Coverage, Judge, Sample, cover, exact, rescale
+from themis.judge.decide import Decision, decide, rate_at_any_time
+from themis.judge.estimate import Estimate
+from themis.judge.gibbs import gibbs
+from themis.judge.interval import coverage_interval, design_effect
+from themis.judge.normality import describe_normality
+from themis.judge.risk import CAUTION, fault_rate, forecast, residual_risk, unseen_mass
 from themis.measure.captured import foreground
 from themis.measure.fold import Objective
-from themis.measure.tests import Results, Tests
+from themis.measure.moments import Moments
+from themis.measure.runner import Portion
+from themis.measure.tests import Floats, Ints, Results, Tests
 from themis.runs.environment import record_samples
-from themis.runs.run import Run, Start
-from themis.search.ascent import MARGIN_ASCENT, SENSITIVITY_ASCENT
+from themis.runs.estimates import correct_by_strength
+from themis.runs.faults import Faults
+from themis.runs.run import Round, Run, Seconds, Start
+from themis.runs.store.writer import Checkpoint
+from themis.search.kinds import ASCENTS, MARGIN_ASCENT, SENSITIVITY_ASCENT
+from themis.settings import MAX_RISK, UNDECIDED, Settings, claimed_limit
+from themis.text import counted, percent
 
 
 def run_campaign(setup: Setup, state: State, recorder: Recorder) -> Run:
@@ -51,20 +65,22 @@ def run_campaign(setup: Setup, state: State, recorder: Recorder) -> Run:
 
 def _run_rounds(setup: Setup, state: State, recorder: Recorder, start: Start) -> Run:
     """Run rounds until there is a reason to stop, and conclude while the last of them is written."""
-    max_tests = setup.settings.max_tests
-    if state.partial_round is not None and max_tests is not None:  # it began under a budget that may have been larger
-        state.partial_round.limit(max(0, max_tests - state.tally.tests))
+    max_tests, checkpoint = setup.settings.max_tests, partial(_checkpoint, setup, state)
+    partial_round = state.partial_round
+    if partial_round is not None and max_tests is not None:  # it began under a budget that may have been larger
+        partial_round.truncate(left := max(0, max_tests - state.tally.tests))
+        partial_round.n_unproposed = min(partial_round.n_unproposed, left - partial_round.n_pending)
     try:
         while state.partial_round or (stop := why_to_stop(setup, state)) is None:
             run_round(setup, state, recorder)
-        recorder.keep(state.checkpoint, now=True)
+        recorder.keep(checkpoint, now=True)
         run = conclude(setup, state, start, recorder.faults, *stop)
         recorder.finish()
     except KeyboardInterrupt as error:
         why = str(error) if isinstance(error, Terminated) else "the user stopped it"
         recorder.callbacks.is_stopping = True
         if not recorder.is_torn:
-            recorder.keep(state.checkpoint, now=True)
+            recorder.keep(checkpoint, now=True)
         _judge_partial_round(setup, state, recorder)
         recorder.finish()
         run = conclude(setup, state, start, recorder.faults, "user", why)
@@ -78,18 +94,24 @@ def has_finished(setup: Setup, state: State) -> bool:
 
 def run_round(setup: Setup, state: State, recorder: Recorder) -> None:
     """One round: propose tests (phase 3), measure them chunk by chunk (phase 1), and judge (phase 2)."""
+    checkpoint = partial(_checkpoint, setup, state)
     if state.partial_round is None:
         with recorder.atomic(), state.clock.timed("search"):
             state.partial_round = PartialRound(next_round_size(setup, state, state.tally.tests))
-    while not state.partial_round.is_done:
+    while (n_pending := state.partial_round.n_pending) or state.partial_round.n_unproposed:
         with recorder.atomic():
-            if state.partial_round.n_pending:
+            if n_pending:
                 _measure(setup, state, recorder, state.partial_round)
             else:
                 _propose(setup, state, state.partial_round)
-        recorder.keep(state.checkpoint)
+        recorder.keep(checkpoint)
     _end_round(setup, state, recorder)
-    recorder.keep(state.checkpoint)
+    recorder.keep(checkpoint)
+
+
+def _checkpoint(setup: Setup, state: State) -> Checkpoint:
+    setup.measurer.gather()
+    return state.checkpoint()
 
 
 def _propose(setup: Setup, state: State, partial: PartialRound) -> None:
@@ -102,10 +124,12 @@ def _propose(setup: Setup, state: State, partial: PartialRound) -> None:
         first = state.tally.tests
         end = stage_end(first, first + partial.n_unproposed, setup.settings.uniform_share)
         uniform = uniform_tests_due(setup, first, state.tally.uniform_tests, end)
-        if len(uniform) == 0 or (first >= LAST_STAGE and first + len(uniform) < end):
-            search = search_tests(setup, state, first + len(uniform), end)
-        else:
-            search = uniform[:0]
+        search, n = uniform[:0], first + len(uniform)
+        if len(uniform) == 0 or (first >= LAST_STAGE and n < end):
+            # A seed takes one step of an ascent at a time, because the next one depends on its gradient.
+            is_ascent = state.policy.needs_gradient
+            most = len(setup.space.seeds) if is_ascent else portion(end - n, n, setup.calculator.chunk)
+            search = state.policy.propose(np.arange(n, min(end, n + most)))
         n = n_affordable(setup, state, uniform, search)
         if n < len(uniform) + len(search):  # ascents cost more than the size of the round allowed for
             partial.n_unproposed = n
@@ -116,22 +140,22 @@ def _propose(setup: Setup, state: State, partial: PartialRound) -> None:
 
 def _measure(setup: Setup, state: State, recorder: Recorder, partial: PartialRound) -> None:
     """Run the next chunk of the proposed tests, fold it, count its results and record its faults."""
-    stream, pending = partial.stream, partial.pending
+    stream, settings = partial.stream, setup.settings
     with state.clock.timed("measure"):
         measurement = setup.measurer.measure(
-            _portion(setup, state, stream, pending),
+            _portion(setup, state, stream, partial.pending),
             lambda: _upcoming(setup, state, partial),
-            passes_left(setup, state),
+            None if settings.max_passes is None else settings.max_passes - state.passes,
         )
-        tests = pending[: len(measurement)]
-        state.add_panel(measurement, is_shape_sample=stream == "uniform" or setup.settings.uniform_share == 0)
+        tests = partial.pending[: len(measurement.results)]
+        state.add(tests, measurement, stream, is_shape_sample=stream == "uniform" or settings.uniform_share == 0)
     with state.clock.timed("search"):
-        state.add(tests, measurement, stream)
         recorder.add_faults(setup, tests, measurement, len(state.rounds) + 1, stream)
         partial.results.append(measurement.results)
-        if setup.settings.max_passes is not None:
+        partial.pending = partial.pending[len(tests) :]
+        if settings.max_passes is not None:
             partial.truncate(n_affordable(setup, state, partial.pending, partial.following))
-        if partial.n_done == len(partial.tests):
+        if not len(partial.pending):
             state.policy.observe(partial.tests, Results.join(partial.results))
             if len(partial.following):
                 partial.advance()
@@ -139,10 +163,13 @@ def _measure(setup: Setup, state: State, recorder: Recorder, partial: PartialRou
 
 def _end_round(setup: Setup, state: State, recorder: Recorder) -> None:
     """Judge the round; an interrupt while that takes its time leaves the round open."""
-    setup.measurer.pause()
+    setup.measurer.gather()
     round, open_neurons = judge(setup, state)
     with recorder.atomic():
-        state.end_round(round, open_neurons)
+        if open_neurons is not None and len(open_neurons):
+            state.open_neurons = open_neurons
+        state.rounds.append(round)
+        state.partial_round = None
         recorder.add_round(round)
 
 
@@ -155,22 +182,20 @@ def _judge_partial_round(setup: Setup, state: State, recorder: Recorder) -> None
 
 def _portion(setup: Setup, state: State, stream: str, tests: Tests, *, is_next: bool = True) -> Portion:
     """Tests of a stream as they are measured."""
-
-    def choose(tests: Tests) -> tuple[Tests, Objective | None]:
-        return (tests, None) if stream == "uniform" else _choose_objective(setup, state, tests)
-
-    return Portion(stream, tests, state.moments[stream], choose, is_next)
+    return Portion(stream, tests, state.moments[stream], partial(_choose_objective, setup, state, stream), is_next)
 
 
-def _choose_objective(setup: Setup, state: State, tests: Tests) -> tuple[Tests, Objective | None]:
-    """The first of some tests of the search that share an objective, and that objective; None if they have none.
+def _choose_objective(setup: Setup, state: State, stream: str, tests: Tests) -> tuple[Tests, Objective | None]:
+    """The first of some tests of a stream that share an objective, and that objective; None if they have none.
 
     An objective is what gradient ascent on theta maximises.
     """
+    if stream == "uniform":
+        return tests, None
     ascent = Objective(state.open_neurons, setup.scale, MARGIN_ASCENT)
     if state.policy.needs_gradient:
         criterion = setup.criterion
-        joint = criterion and criterion.objective(state.policy, setup.calculator, int(tests.number[0]))
+        joint = criterion and state.policy.objective(criterion.criterion, setup.calculator, int(tests.number[0]))
         return tests, joint or ascent
     ascends = (tests.kind == MARGIN_ASCENT) | (tests.kind == SENSITIVITY_ASCENT)
     others = (ascends != ascends[0]).nonzero()[0]
@@ -197,3 +222,335 @@ def _upcoming(setup: Setup, state: State, partial: PartialRound) -> Iterator[Por
         if len(tests):
             yield _portion(setup, state, "uniform", tests, is_next=is_next)
         first, n_uniform, is_next = end, n_uniform + len(tests), False  # the policy proposes the rest of the stage
+
+
+MOST = 0.95
+"""`forecast_faults_tests` are the tests that find this share of what is within reach."""
+
+
+def judge(setup: Setup, state: State) -> tuple[Round, Tensor | None]:
+    """Judge all that was measured so far.
+
+    Returns the round that it ends, and the sampled neurons that have not converged if gradient ascent may aim at them.
+    """
+    settings, tally = setup.settings, state.tally
+    with state.clock.timed("judge"):
+        risk = residual_risk(*tally.uniform_columns(), n_tests=int(tally.uniform_tests_by_seed.sum()))
+        faults = forecast(tally.distinct.values(), tally.tests)
+        seeds = forecast(tally.failing_seeds.values(), tally.tests, len(setup.space.seeds))
+        total = state.total_moments().checked(setup.calculator.layers)
+        coverage, open_neurons = _cover(setup, state, total, JUDGES[settings.judge])
+        stops_at_coverage = setup.covers_neurons and not (setup.criterion is not None and setup.criterion.leads)
+        is_goal_reached = stops_at_coverage and coverage.sampled >= (settings.coverage or torch.inf)
+        if is_goal_reached and settings.judge == "exact" and is_little_left(settings.recall, faults.recall, risk):
+            coverage, open_neurons = _cover(setup, state, total, gibbs)  # chains confirm a stop
+    round = Round(
+        number=len(state.rounds) + 1,
+        tests=tally.tests,
+        dropped=tally.dropped,
+        passes=state.passes,
+        faults=tally.faults,
+        distinct_faults=len(tally.distinct),
+        failing_seeds=len(tally.failing_seeds),
+        coverage=coverage,
+        seconds=state.clock.elapsed(),
+        criterion_score=None if state.criterion is None else state.criterion.score(),
+        residual_risk=risk,
+        reachable_faults=faults.estimate,
+        reachable_seeds=seeds.estimate,
+        recall=faults.recall,
+        forecast_faults_tests=faults.tests_to(MOST),
+    )
+    return round, open_neurons
+
+
+def conclude(setup: Setup, state: State, start: Start, faults: Faults, reason: str, why: str) -> Run:
+    """The result of a campaign that stopped for a reason: one word, and a clause that says why."""
+    tally, coverage = state.tally, state.rounds[-1].coverage
+    tests_by_seed, faults_by_seed = tally.uniform_tests_by_seed, tally.uniform_faults_by_seed
+    decision = current_decision(setup, state)
+    with state.clock.timed("judge"):
+        uniform = state.moments["uniform"].moments()
+        scale = None if setup.scale is None else setup.scale[setup.panel_neurons]
+        blocks = rescale(state.panel.blocks(), scale)
+        total = state.total_moments()
+        is_judged = ~_is_dead(setup.clean, total)[setup.panel_neurons]
+        run = Run(
+            stop=f"Stopped because {why}.",
+            stop_reason=reason,
+            faults=faults,
+            rounds=state.rounds,
+            start=start,
+            fault_rate=fault_rate(
+                tests_by_seed[setup.space.seeds], faults_by_seed[setup.space.seeds], setup.space.seed_weight
+            )
+            if decision is None or not decision.tests
+            else rate_at_any_time(decision.tests, decision.faults),
+            decision=decision,
+            residual_risk=state.rounds[-1].residual_risk,
+            residual_risk_uniform=unseen_mass(tally.uniform_columns()[0], int(tests_by_seed.sum())),
+            coverage_uniform=_cover(setup, state, uniform, exact)[0].all if tally.uniform_tests else None,
+            coverage_interval=coverage_interval(
+                blocks, coverage.all, setup.rule, is_judged, coverage.n_neurons - coverage.n_dead
+            ),
+            design_effect=design_effect(blocks),
+            normality=describe_normality(state.shape),
+            correct_by_strength=()
+            if tally.dropped
+            else correct_by_strength(setup.space, tally.uniform_tests, *_uniform_faults(faults)),
+            calibration=_calibration(setup, state),
+            slices=setup.sliced.rates(setup.columns, tests_by_seed, faults_by_seed),
+            near_ties=tally.near_ties,
+            kinds=tally.kinds,
+            raised=tally.raised,
+            policy=state.policy.report(),
+            of_criterion={} if state.criterion is None else state.criterion.report(),
+            seconds=Seconds(**state.clock.phases, total=0.0),
+            environment=setup.environment,
+            requests=None if setup.calculator.sent is None else asdict(setup.calculator.sent),
+            posterior_means=rescale(total, setup.scale).mean.cpu().numpy(),
+        )
+    setup.measurer.end()
+    return replace(run, seconds=Seconds(**state.clock.phases, total=state.clock.elapsed()))
+
+
+def _calibration(setup: Setup, state: State) -> Calibration | None:
+    """The calibration on clean inputs and on the tests of the uniform stream."""
+    if not setup.has_calibration:
+        return None
+    clean, label = setup.calculator.clean, setup.facts.label
+    confidence = clean.oracle.confidence(clean.outputs).cpu().numpy()
+    gaps = sum_gaps(np.arange(len(label)), confidence, setup.facts.clean_answer == label)
+    tests = state.tally.uniform_tests_by_seed
+    disturbed = None if state.gaps is None else calibration_error(state.gaps, tests)
+    return Calibration(calibration_error(gaps, np.ones_like(label)), disturbed)
+
+
+def _uniform_faults(faults: Faults) -> tuple[Ints, Floats]:
+    """Seed id and theta of each fault of the uniform stream."""
+    columns = faults.columns
+    if not columns:
+        return np.zeros(0, np.int64), np.zeros((0, len(faults.theta)), np.float32)
+    is_uniform = columns["stream"] == "uniform"
+    return columns["seed_id"][is_uniform], columns["theta"][is_uniform]
+
+
+def _cover(setup: Setup, state: State, moments: Moments, judge: Judge) -> tuple[Coverage, Tensor | None]:
+    """Coverage by a judge, and the sampled neurons that have not converged if gradient ascent may aim at them."""
+    settings = setup.settings
+    return cover(
+        rescale(moments, setup.scale),
+        setup.calculator.layers,
+        is_dead=_is_dead(setup.clean, moments),
+        rule=setup.rule,
+        goal=settings.coverage or 1.0,
+        sample=Sample(
+            settings.sample,
+            judge,
+            settings.random_seed + len(state.rounds),
+            names_neurons=state.policy.needs_gradient or setup.space.gradient_cost is not None,
+        ),
+    )
+
+
+def _is_dead(clean: Moments, moments: Moments) -> Tensor:
+    """Which neurons are constant on clean and disturbed inputs alike."""
+    return (clean.m2 == 0) & (moments.m2 == 0) & (moments.mean == 0)
+
+
+ROUND_SIZE, ROUND_SHARE = 640, 32
+"""Tests per round, unless five chunks are more, or this part of the tests run so far: the longer a campaign, the less a
+single test changes what is known."""
+DECISION_SIZE, DECISION_SHARE = 50, 16
+"""The same if the campaign is to decide a claim, which is looked at after every round."""
+LEAST_ROUND, ROUNDS = 160, 20
+"""If the policy follows a criterion: the smallest round, and the number of rounds that a budget is divided into."""
+FIRST_PORTION, PORTION, PORTIONS = 16, 128, 8
+"""Tests that a policy proposes before it learns their results: at first 16, then as many as have been run, up to 128,
+then a chunk, then an eighth of the tests run so far, in powers of 2. It learns as often as that changes what it knows,
+at little cost."""
+LAST_STAGE = 512
+"""Up to this number of tests, both streams take short turns, so that a campaign of any length has searched; the policy
+then learns from the uniform tests at once."""
+
+
+def why_to_stop(setup: Setup, state: State) -> tuple[str, str] | None:
+    """Why to stop now, see `stop_reason`; with a claim to decide, also its verdict, or that no seed is left."""
+    if state.rounds and (decision := current_decision(setup, state)) is not None:
+        if decision.verdict != UNDECIDED:
+            return "decided", f"{decision.claim} is decided"
+        if state.tally.tests >= _last_test(setup):
+            return "seeds", "every seed was tested once"
+    return stop_reason(
+        setup.settings, state.rounds, _test_cost(setup, state), setup.criterion, covers_neurons=setup.covers_neurons
+    )
+
+
+def current_decision(setup: Setup, state: State) -> Decision | None:
+    """The verdict on the claim that the campaign is to decide, by the tests so far; None without a claim."""
+    claim, tally = setup.settings.decide, state.tally
+    if claim is None:
+        return None
+    n_faults = int(tally.uniform_faults_by_seed.sum())
+    return decide(claim, claimed_limit(claim), tally.uniform_tests, n_faults, len(setup.space.seeds))
+
+
+def _last_test(setup: Setup) -> float:
+    """The number of tests after which a claim has no seed left to test; infinite without a claim."""
+    return inf if setup.settings.decide is None else int(len(setup.space.seeds) / setup.settings.uniform_share)
+
+
+def next_round_size(setup: Setup, state: State, n_tests: int) -> int:
+    """The number of tests of the round that begins after `n_tests` tests; smaller if a budget is nearly spent."""
+    settings = setup.settings
+    size = settings.round_size or 0
+    if not size and settings.decide is not None:
+        size = max(DECISION_SIZE, n_tests // DECISION_SHARE)
+    elif not size and state.policy.needs_gradient:
+        size = len(setup.space.seeds)
+    elif not size:  # so many that both streams fill their chunks
+        size = max(ROUND_SIZE, (1 if settings.uniform_share in (0, 1) else 5) * setup.calculator.chunk)
+        if setup.criterion is not None and setup.criterion.leads:
+            budget = settings.max_tests or settings.max_passes or ROUNDS * ROUND_SIZE
+            size = min(size, max(LEAST_ROUND, budget // ROUNDS))
+        else:
+            size *= max(1, n_tests // (ROUND_SHARE * size))
+    if (most := min(settings.max_tests or inf, _last_test(setup))) < inf:
+        size = min(size, int(most) - n_tests)
+    if settings.max_passes is not None:
+        size = min(size, (settings.max_passes - _passes_after(setup, state, n_tests)) // _test_cost(setup, state))
+    if settings.max_seconds is not None and n_tests:
+        elapsed = state.clock.elapsed()
+        size = min(size, int(n_tests / elapsed * (settings.max_seconds - elapsed)))
+    return max(1, size)
+
+
+def uniform_tests_due(setup: Setup, first: int, n_uniform: int, end: int) -> Tests:
+    """The tests, numbered from `first`, that the uniform stream lacks to have its share of the first `end` tests."""
+    n_due = max(0, min(end - first, round(end * setup.settings.uniform_share) - n_uniform))
+    return setup.uniform_tests(first, n_uniform, n_due) if n_due else setup.uniform_tests(0, 0, 0)
+
+
+def n_affordable(setup: Setup, state: State, *portions: Tests) -> int:
+    """How many of the first tests of some portions the remaining passes suffice for."""
+    n_tests, max_passes = sum(map(len, portions)), setup.settings.max_passes
+    if max_passes is None:
+        return n_tests
+    cost, ascent_cost = _test_cost(setup, state), setup.calculator.cost(needs_gradient=True)
+    left = max_passes - state.passes
+    kind = np.concatenate([tests.kind for tests in portions])
+    costs = np.where(np.isin(kind, ASCENTS), ascent_cost, cost)
+    return int(np.searchsorted(costs.cumsum(), left, side="right"))
+
+
+def is_spent(setup: Setup, state: State, n_tests: int) -> bool:
+    """Whether no test can follow the first `n_tests`."""
+    max_tests, max_passes = setup.settings.max_tests, setup.settings.max_passes
+    passes = _passes_after(setup, state, n_tests) + _test_cost(setup, state)
+    return n_tests >= min(max_tests or inf, _last_test(setup)) or (max_passes is not None and passes > max_passes)
+
+
+def _passes_after(setup: Setup, state: State, n_tests: int) -> int:
+    """The passes spent after `n_tests` tests, if those that have not been run take no gradient."""
+    return state.passes + (n_tests - state.tally.tests) * _test_cost(setup, state)
+
+
+def _test_cost(setup: Setup, state: State) -> int:
+    """Passes per test of the policy."""
+    return setup.calculator.cost(state.policy.needs_gradient, len(state.policy.rivals))
+
+
+def stage_end(n_tests: int, round_end: int, uniform_share: float) -> int:
+    """The number of tests at which the uniform stream next has exactly its share; it runs first, then the policy.
+
+    The first stages end at 16, 32, 64, ... tests, later ones at the end of the round.
+    """
+    end = max(FIRST_PORTION, 1 << n_tests.bit_length())
+    return round_end if uniform_share in (0, 1) or end > LAST_STAGE else min(end, round_end)
+
+
+def portion(n: int, n_tests: int, chunk: int) -> int:
+    """How many of the `n` tests that a stage has left the policy proposes next, after `n_tests` tests."""
+    grown = n_tests / PORTIONS
+    if grown >= PORTION:
+        return min(n, max(chunk, PORTION << int(log2(grown / PORTION))))
+    return min(n, PORTION, max(FIRST_PORTION, n_tests))
+
+
+def is_little_left(goal: float | None, recall: float | None, risk: Estimate | None) -> bool:
+    """Whether a search has found about all within its reach; always if `goal` is None.
+
+    `recall` is None if no fault was found. `risk` is the residual risk, None without uniform tests.
+    """
+    if goal is None:
+        return True
+    return (risk is None or risk.high <= MAX_RISK) and (recall is None or recall >= goal)
+
+
+def stop_reason(  # noqa: C901 (one branch per case)
+    settings: Settings,
+    rounds: list[Round],
+    cost: int,
+    criterion: CampaignCriterion | None = None,
+    *,
+    covers_neurons: bool = True,
+) -> tuple[str, str] | None:
+    """Why to stop after these rounds, as one word and a clause; None to continue. `cost` is the passes per test.
+
+    The coverage that counts is that of the criterion that guides the search if there is one, else that of the
+    sensitivities. Reaching it is a reason to stop only if little is left to find. A model without hidden layers
+    (`covers_neurons` is False) has no coverage goal: little left to find is then reason enough.
+    """
+    if not rounds:
+        return None
+    last, goal = rounds[-1], settings.coverage or inf
+    if not is_little_left(settings.recall, last.recall, last.residual_risk):
+        goal = inf
+    if criterion is not None and criterion.leads:
+        score = last.criterion_score or 0
+        if criterion.criterion.laws.bounded and score >= goal:
+            return (
+                "coverage",
+                f"{criterion.name} {percent(score)} reached the goal of {percent(goal)}{_little_left(settings, last)}",
+            )
+    elif not covers_neurons:
+        if goal < inf and settings.recall is not None and last.residual_risk is not None:
+            return "found", _little_left(settings, last).removeprefix(", and ")
+    elif last.coverage.sampled >= goal:
+        return "coverage", (
+            f"coverage {percent(last.coverage.sampled)} of the sampled neurons reached the goal of "
+            f"{percent(goal)}, confirmed by Markov chains{_little_left(settings, last)}"
+        )
+    if settings.max_tests is not None and last.tests >= settings.max_tests:
+        return "tests", f"the budget of {counted(settings.max_tests, 'test')} is spent"
+    if settings.max_passes is not None and last.passes + cost > settings.max_passes:
+        return "passes", f"the budget of {counted(settings.max_passes, 'pass', 'passes')} is spent"
+    if settings.max_seconds is not None and last.seconds >= settings.max_seconds:
+        return "seconds", f"the budget of {settings.max_seconds:g} s is spent"
+    if settings.plateau is not None and len(rounds) > settings.plateau:
+        before = rounds[-1 - settings.plateau]
+        if before.distinct_faults == last.distinct_faults and _is_flat(before, last, criterion, covers_neurons):
+            measures_coverage = covers_neurons or (criterion is not None and criterion.leads)
+            coverage = " and no more coverage" if measures_coverage else ""
+            return "plateau", f"{counted(settings.plateau, 'round')} brought no new distinct fault{coverage}"
+    return None
+
+
+def _little_left(settings: Settings, last: Round) -> str:
+    """A clause that says how little is left to find."""
+    if settings.recall is None:
+        return ""
+    risk = "" if last.residual_risk is None else f"the residual risk is at most {percent(last.residual_risk.high, 2)}"
+    if last.recall is None:
+        return f", and no fault was found{': ' * bool(risk)}{risk}"
+    found = f"{percent(last.recall)} or more of the distinct faults within reach were found"
+    probability = f"with a probability of {percent(CAUTION, 0)}"
+    return f", and little is left to find: {probability}, {found}{', and ' * bool(risk)}{risk}"
+
+
+def _is_flat(before: Round, last: Round, criterion: CampaignCriterion | None, covers_neurons: bool) -> bool:
+    if criterion is not None and criterion.leads:
+        return (before.criterion_score or 0) >= (last.criterion_score or 0)
+    if not covers_neurons:
+        return True
+    return before.coverage.all >= last.coverage.all and before.coverage.sampled >= last.coverage.sampled

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from themis.campaign.api import run
-from themis.data.seeds import Seeds, read_seeds
+from themis.data.seeds import read_seeds
 from themis.errors import DataError
-from themis.measure.inputs import place_others
+from themis.measure.calculator import Limits
+from themis.measure.clean import place_others
 from themis.perturb import Perturbation
 from themis.progress import step
 from themis.runs.run import Start
@@ -24,7 +25,6 @@ from themis.target.target import AnyTarget
 from themis.target.traits import refuse_tokens
 
 N_SEEDS, N_TESTS = 256, 512
-GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -60,29 +60,32 @@ class Check:
     seconds_per_test: float | None
     clean_gib: float | None
     """Memory that the clean activations of all seeds need."""
+    clean_fits: bool | None
+    """Whether they may take that much."""
 
 
 def check(target: AnyTarget, data: Any, perturbation: str | Perturbation = "gaussian", **options: Any) -> Check:
     """Run the model on a few inputs, and a campaign of a few hundred tests; options are those of `themis.run`."""
-    everything = align_seeds(target, read_seeds(data, Settings.of(**options).max_seeds))
+    settings = Settings.of(**options)
+    everything = align_seeds(target, read_seeds(data, settings.max_seeds))
     target = align_target(target, everything)
     seeds = read_seeds(everything, N_SEEDS)
     module = getattr(target, "module", None)
     is_training = bool(getattr(module, "training", False))
-    inputs = seeds.take(torch.arange(len(seeds)))
+    inputs, labels = seeds.take(torch.arange(len(seeds))), seeds.labels
     place_others(target, seeds, torch.arange(len(seeds)))
     with target.opened(), torch.no_grad():
         refuse_tokens(target, inputs[0])
         with step("running the model on the first inputs"):
             outputs = target.forward(inputs.to(target.device)).float().cpu()
-        right = _n_right(outputs, seeds.labels)
+        right = _n_right(outputs, labels)
         chance = right is not None and is_near_chance(right, len(seeds), outputs.shape[1])
         is_odd = right is not None and right < len(seeds) / 2
-        suspicions = suspect(target, inputs, seeds.labels) if is_odd and seeds.labels is not None else []
+        suspicions = suspect(target, inputs, labels) if is_odd and labels is not None else []
     start, problem, n_faults, n_tests, seconds = None, None, 0, 0, None
     warned: list[str] = []
     try:
-        size = {"max_seeds": None, "split": None, "max_tests": N_TESTS, "round_size": N_TESTS // 2}
+        size = {"decide": None, "max_seeds": None, "split": None, "max_tests": N_TESTS, "round_size": N_TESTS // 2}
         few = {**options, **size, "tolerance": 1e-12}
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("ignore")
@@ -95,6 +98,7 @@ def check(target: AnyTarget, data: Any, perturbation: str | Perturbation = "gaus
         seconds = (last.seconds - first.seconds) / (last.tests - first.tests)  # the first round warms up
     except DataError as error:
         problem = str(error)
+    clean_bytes = None if start is None else len(everything) * start.n_neurons * 4
     return Check(
         model=_name_of(target),
         n_parameters=None if module is None else sum(parameter.numel() for parameter in module.parameters()),
@@ -107,7 +111,7 @@ def check(target: AnyTarget, data: Any, perturbation: str | Perturbation = "gaus
         bounds=target.bounds,
         n_seeds=len(everything),
         n_examined=len(seeds),
-        n_classes=_n_classes(seeds),
+        n_classes=None if labels is None or labels.ndim != 1 else len(set(labels.tolist())),
         output_shape=tuple(outputs.shape[1:]),
         accuracy=None if right is None else right / len(seeds),
         is_near_chance=chance,
@@ -118,7 +122,8 @@ def check(target: AnyTarget, data: Any, perturbation: str | Perturbation = "gaus
         n_faults=n_faults,
         n_tests=n_tests,
         seconds_per_test=seconds,
-        clean_gib=None if start is None else len(everything) * start.n_neurons * 4 / GIB,
+        clean_gib=None if clean_bytes is None else clean_bytes / 2**30,
+        clean_fits=None if clean_bytes is None else clean_bytes <= Limits.of(settings, target.device).clean_bytes,
     )
 
 
@@ -136,7 +141,3 @@ def _n_right(outputs: Tensor, labels: Tensor | None) -> int | None:
     if labels is None or labels.ndim != 1 or labels.is_floating_point() or outputs.ndim != 2 or outputs.shape[1] < 2:
         return None
     return int((outputs.argmax(1) == labels).sum())
-
-
-def _n_classes(seeds: Seeds) -> int | None:
-    return None if seeds.labels is None or seeds.labels.ndim != 1 else len(set(seeds.labels.tolist()))

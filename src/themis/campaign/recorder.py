@@ -2,29 +2,126 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from themis.campaign.callback import Callbacks
-from themis.campaign.interrupt import Interrupts
-from themis.campaign.setup import SeedFacts, Setup
-from themis.data.seeds import Seeds
-from themis.errors import StoreError
+from themis.campaign.callback import EVENTS, LAST, Callback, report_failure
+from themis.campaign.interrupt import SIGNALS
+from themis.campaign.setup import DRAWN, SeedFacts, Setup
+from themis.errors import StoreError, UsageError
 from themis.measure.runner import Measurement
 from themis.measure.tests import Tests
 from themis.runs.faults import Faults
 from themis.runs.run import Round, Run, Start
-from themis.runs.store.tensors import NewTensors
+from themis.runs.store.tensors import Tensors
 from themis.runs.store.writer import Checkpoint, Writer
 
 LARGE = 1 << 20
 """Bytes of disturbed inputs from which on choosing those worth keeping takes less time than handling all of them."""
+
+
+class Callbacks:
+    """Calls each callback in turn, and drops one that raises. A callback need not define every event."""
+
+    def __init__(self, callbacks: Iterable[Callback]) -> None:
+        if not isinstance(callbacks, Iterable):
+            raise UsageError(f"callbacks must be a list of callbacks, got {type(callbacks).__name__}: write [callback]")
+        self._callbacks = list(callbacks)
+        for callback in self._callbacks:
+            if isinstance(callback, type) or not any(hasattr(callback, event) for event in EVENTS):
+                name = getattr(callback, "__name__", type(callback).__name__)
+                raise UsageError(
+                    f"a callback must be an object with methods such as on_round, got {name}: pass an instance of a "
+                    "subclass of themis.Callback"
+                )
+        self.is_stopping = False  # the user has stopped the campaign; remaining events are still delivered
+
+    def wants(self, event: str) -> bool:
+        """Whether any callback overrides `event`; if not, its value need not be prepared."""
+        default = getattr(Callback, event)
+        for callback in self._callbacks:
+            method = getattr(callback, event, None)
+            if method is not None and getattr(method, "__func__", method) is not default:
+                return True
+        return False
+
+    def call(self, event: str, value: Any) -> None:
+        for callback in list(self._callbacks):
+            method = getattr(callback, event, None)
+            if method is None:
+                continue
+            try:
+                method(value)
+            except Exception as error:
+                self._drop(callback, event, error)
+            except KeyboardInterrupt as error:
+                if event not in LAST and not self.is_stopping:
+                    raise
+                self._drop(callback, event, error)
+
+    def _drop(self, callback: Callback, event: str, error: BaseException) -> None:
+        self._callbacks = [other for other in self._callbacks if other is not callback]
+        report_failure(callback, f"in {event} and was dropped", error)
+
+
+class Interrupts:
+    """Signals that stop a campaign, and blocks at whose end they take effect.
+
+    The handlers are set once for a campaign: to set them for each block would take longer than many blocks do, and
+    a signal could arrive when only some of them are set.
+    """
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, Any] = {}
+        self._received: list[tuple[int, Any]] = []
+        self._are_deferred = False
+
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        """In the block, signals can be deferred. Outside of the main thread, which Python gives them to, nothing is."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        with ExitStack() as restoring:
+            for number in SIGNALS:
+                if callable(handler := signal.getsignal(number)):
+                    self._handlers[number] = handler
+                    restoring.callback(self._restore, number, handler)
+                    signal.signal(number, self._receive)
+            yield
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Signals take effect at the end of the block; a second one takes effect at once."""
+        self._received.clear()
+        self._are_deferred = True
+        try:
+            yield
+        finally:
+            self._are_deferred = False
+        if self._received:
+            number, frame = self._received[0]
+            self._handlers[number](number, frame)
+
+    def _receive(self, number: int, frame: Any) -> None:
+        if self._are_deferred and not self._received:
+            self._received.append((number, frame))
+            return
+        self._handlers[number](number, frame)
+        if self._are_deferred and number == signal.SIGINT:
+            raise KeyboardInterrupt
+
+    def _restore(self, number: int, handler: Any) -> None:
+        if signal.getsignal(number) == self._receive:  # unless the program has set another one
+            signal.signal(number, handler)
 
 
 class Recorder:
@@ -32,6 +129,7 @@ class Recorder:
 
     def __init__(self, faults: Faults, callbacks: Callbacks, store: Writer | None) -> None:
         self.faults, self.callbacks, self.store = faults, callbacks, store
+        self._informs_of_faults = callbacks.wants("on_fault")
         self._events: deque[tuple[int, str, Any]] = deque()
         """What callbacks will be informed of, each with the number of its addition to the store."""
         self.interrupts = Interrupts()
@@ -46,23 +144,23 @@ class Recorder:
             self.is_torn = False
 
     def start(self, start: Start, samples: Callable[[], dict[str, Any]]) -> None:
-        """Record the start of a campaign, and by which tests its model is known again."""
+        """Record the start of a campaign, and at its first start by which tests its model is known again."""
         if self.store:
-            self.store.note("samples", samples())
-            self.store.note("start", start.as_dict())
+            first = {} if start.tests_before else {"samples": samples()}
+            self.store.note(**first, start=start.as_dict())
         self.callbacks.call("on_start", start)
 
     def add_faults(self, setup: Setup, tests: Tests, measurement: Measurement, round: int, stream: str) -> None:
         """Take the faults among `tests`; they are written by `keep`."""
         columns, tensors, addition = None, None, 0
-        if len(measurement.faults):
+        if measurement.faults.columns:
             columns = fault_columns(tests, measurement, setup.facts, round, stream)
             self.faults.add(**columns)
             if self.store:
-                tensors = fault_tensors(self.store, columns, tests, measurement, setup.seeds, setup.drawn_outputs)
+                tensors = fault_tensors(self.store, columns, tests, measurement, setup)
         if self.store:
             addition = self.store.add_faults(int(tests.number[-1]) + 1, columns, tensors)
-        if columns is not None and self.callbacks.wants("on_fault"):
+        if columns is not None and self._informs_of_faults:
             self._events += [(addition, "on_fault", fault) for fault in self.faults.latest()]
 
     def add_round(self, round: Round) -> None:
@@ -100,7 +198,7 @@ class Recorder:
         """Record a failure of the model, the disk or Themis; `conclude` makes the result of what was found so far."""
         if self.store and not isinstance(error, StoreError):
             with suppress(Exception):  # the error itself must be raised
-                self.store.note("failed", f"Stopped because it failed: {error}.")
+                self.store.note(failed=f"Stopped because it failed: {error}.")
                 self.keep(None, now=True)
                 self.finish()
                 self.store.end(conclude().summary())
@@ -108,22 +206,22 @@ class Recorder:
 
 
 def fault_tensors(
-    store: Writer,
-    columns: dict[str, Any],
-    tests: Tests,
-    measurement: Measurement,
-    seeds: Seeds,
-    clean_outputs: Tensor | None,
-) -> NewTensors:
-    """The tensors of the faults among `tests`; if they are large, only of those that are worth keeping."""
+    store: Writer, columns: dict[str, Any], tests: Tests, measurement: Measurement, setup: Setup
+) -> Tensors:
+    """The tensors of the faults among `tests` on the CPU; if they are large, only of those that are worth keeping."""
     details, rows = measurement.faults, torch.from_numpy(tests.seed[measurement.results.is_fault])
     ids, inputs, outputs = torch.from_numpy(columns["id"]), details.inputs, details.outputs
-    if inputs.nbytes > LARGE and not (kept := torch.from_numpy(store.worth_keeping(columns))).all():
-        rows, ids, inputs, outputs = (column[kept] for column in (rows, ids, inputs, outputs))
-    answers = None if clean_outputs is None else clean_outputs[rows.to(clean_outputs.device)].cpu()
+    if not setup.settings.max_stored or inputs.nbytes > LARGE:
+        kept = torch.from_numpy(np.flatnonzero(store.worth_keeping(columns)))
+        rows, ids = rows[kept], ids[kept]
+        inputs, outputs = (column[kept.to(column.device)] for column in (inputs, outputs))
+    inputs, outputs = inputs.cpu(), outputs.cpu()
+    seeds, clean, answers = setup.seeds, setup.calculator.clean, None
+    if isinstance(clean.oracle, DRAWN):
+        answers = clean.outputs[rows.to(clean.outputs.device)].cpu()
     if isinstance(seeds.inputs, Tensor):
-        return NewTensors(ids, seeds.inputs, inputs, outputs, answers, seed=rows)
-    return NewTensors(ids, seeds.take(rows), inputs, outputs, answers)
+        return Tensors(ids, seeds.inputs, inputs, outputs, answers, seed=rows)
+    return Tensors(ids, seeds.take(rows), inputs, outputs, answers)
 
 
 def fault_columns(tests: Tests, measurement: Measurement, facts: SeedFacts, round: int, stream: str) -> dict[str, Any]:

@@ -1,28 +1,25 @@
 """The driver of a campaign whose inputs and tests run in workers: hands out chunks, and merges them in their order.
 
-The workers return the sums of each chunk, never activations. Chunks have the same tests whatever the number of
-workers, and are folded in the same order as by `LocalMeasurer`, so that every figure has the same bits.
+Chunks have the same tests whatever the number of workers, and results are taken in the order of the chunks. The sums
+of a chunk stay in its worker until `gather` asks for them: each worker then sends one sum of all that it has.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from themis.campaign.measurer import LocalMeasurer, Portion, Upcoming
 from themis.campaign.setup import CampaignPlan, MakeMeasurer, TestedModel, read_tested
 from themis.campaign.worker import (
     Array,
-    CampaignCase,
     ChunkOfTests,
     ChunkWorker,
     CleanAnswers,
@@ -32,16 +29,15 @@ from themis.campaign.worker import (
     tensor_of,
 )
 from themis.compute.cluster import RayExecutor, connected
-from themis.compute.worker_pool import Pool, RayPool
+from themis.compute.worker_pool import RayPool
 from themis.data.seeds import Seeds
 from themis.errors import DataError, UsageError
-from themis.measure.calculator import Calculator
+from themis.measure.calculator import Calculator, Limits
 from themis.measure.fold import Objective
 from themis.measure.moments import Accumulator, Moments
-from themis.measure.runner import Measurement
+from themis.measure.runner import LocalMeasurer, Measurement, Portion, Upcoming
 from themis.measure.sweep import SWEEP, take_sweep
 from themis.measure.tests import FaultDetails, Ints, Results, Tests
-from themis.oracle import choose_oracle
 from themis.perturb import Perturbation
 from themis.progress import advance, step
 from themis.runs.source import Origin
@@ -56,26 +52,32 @@ CLEAN = "clean"
 """The stream of the clean inputs."""
 SPARE = 4
 """Chunks of uniform tests per worker that are handed out before their turn, for workers that would wait for others."""
+MOST_OWED = 16
+"""Chunks per worker whose sums it keeps at most, on average."""
 
 
 @dataclass(frozen=True)
 class _StartedChunk:
     """A chunk that was handed to a worker."""
 
-    tests: Tests
-    objective: Ints | None
     call: int
+    chunk: ChunkOfTests
 
 
 class RemoteMeasurer:
     """Runs clean inputs and tests in a pool of `ChunkWorker`s."""
 
-    def __init__(self, calculator: Calculator, pool: Pool) -> None:
+    def __init__(self, calculator: Calculator, pool: RayPool) -> None:
         self.calculator, self.pool = calculator, pool
-        self._started: deque[_StartedChunk] = deque()
-        self._ahead: dict[int, _StartedChunk] = {}
-        """Chunks of upcoming portions, by the number of their first test."""
-        self._begun: set[str] = set()
+        self._started: dict[int, _StartedChunk] = {}
+        """Chunks of the pending and the upcoming portions, by the number of their first test."""
+        self._last_pending = -1
+        """The number of the last pending test that was started."""
+        self._streams: dict[str, Accumulator] = {}
+        """The streams whose shift the workers know."""
+        self._owed: dict[int, ChunkOfTests] = {}
+        """Chunks whose results were taken, and whose sums are still in their workers."""
+        self._n_chunks = 0
 
     def sweep(self) -> Moments:
         calculator = self.calculator
@@ -83,7 +85,6 @@ class RemoteMeasurer:
         with step(SWEEP):
             while (swept := self._sweep()) is None:
                 pass
-        self.pool.when_idle("keep_more")
         return take_sweep(calculator, *swept)
 
     def _sweep(self) -> tuple[Moments, list[Tensor]] | None:
@@ -102,7 +103,7 @@ class RemoteMeasurer:
             if swept.shift is not None:
                 self._begin_stream(stream, swept.shift, into)
                 calls += [self._submit_clean(stream, first) for first in firsts]
-            self._commit(into, swept.sums, len(swept.outputs))
+            into.commit_sums(self._on_device(swept.sums), len(swept.outputs))
             outputs.append(tensor_of(swept.outputs).to(calculator.device))
             advance(len(outputs) * chunk, len(calculator.inputs), "inputs")
         return into.moments(), outputs
@@ -117,7 +118,6 @@ class RemoteMeasurer:
         clean = CleanAnswers(
             calculator.clean.oracle,
             array_of(calculator.clean.outputs),
-            array_of(calculator.clean.usable),
             calculator.has_gradient,
             array_of(panel),
             None if scale is None else array_of(scale),
@@ -125,22 +125,48 @@ class RemoteMeasurer:
         self.pool.broadcast("begin_tests", self.pool.share(clean))
 
     def measure(self, pending: Portion, upcoming: Upcoming, max_passes: int | None) -> Measurement:
-        stream, into = pending.stream, pending.into
+        into, calculator = pending.into, self.calculator
         self._start(pending, upcoming)
-        chunk = self._started.popleft()
-        measured: MeasuredChunk = self.pool.result(chunk.call)
-        if measured.has_unfolded and max_passes is not None:  # it depends on the passes that are left
-            measured = self.pool.result(self._submit(stream, chunk.tests, chunk.objective, into.count == 0, max_passes))
-        if measured.shift is not None:
-            self._begin_stream(stream, measured.shift, into)
-        if measured.sums is not None:
-            self._commit(into, measured.sums, measured.n_folded)
-        calculator = self.calculator
+        started = self._started.pop(int(pending.tests.number[0]))
+        measured: MeasuredChunk = self.pool.result(started.call)
+        has_unfolded = measured.n_folded < int(measured.results.was_run.sum())  # some outputs were not finite
+        if has_unfolded and max_passes is not None:  # how many are folded depends on the passes that are left
+            started = self._submit(pending.stream, started.chunk.tests, started.chunk.objective, into, max_passes)
+            measured = self.pool.result(started.call)
+        if measured.first is not None:
+            shift, sums = measured.first
+            self._begin_stream(pending.stream, shift, into)
+            into.commit_sums(self._on_device(sums), measured.n_folded)
+        elif measured.n_folded:
+            into.count += measured.n_folded
+            self._owed[started.chunk.number] = replace(
+                started.chunk, tests=started.chunk.tests[: len(measured.results)]
+            )
+            if len(self._owed) >= MOST_OWED * self.pool.n_workers:
+                self.gather()
         calculator.memory.shrink(measured.chunk)
         calculator.own_passes = max(calculator.own_passes, measured.own_passes)
         return self._measurement(measured)
 
-    def pause(self) -> None:
+    def gather(self) -> None:
+        """Add the sums of all chunks that were taken; those of workers that have died are computed again."""
+        while self._owed:
+            underway = [started.chunk.number for started in self._started.values()]
+            for of_streams in self.pool.ask_all("take_sums", list(self._owed), underway):
+                for stream, (sums, numbers) in of_streams.items():
+                    self._streams[stream].commit_sums(self._on_device(sums), 0)
+                    for number in numbers:
+                        del self._owed[number]
+            lost, self._owed = list(self._owed.values()), {}
+            size = self.calculator.chunk
+            again = [
+                self._submit(lot.stream, lot.tests[first : first + size], lot.objective, self._streams[lot.stream])
+                for lot in lost
+                for first in range(0, len(lot.tests), size)
+            ]
+            for started in again:
+                self.pool.result(started.call)
+                self._owed[started.chunk.number] = started.chunk
         self.pool.fill()
 
     def end(self) -> None:
@@ -148,56 +174,44 @@ class RemoteMeasurer:
 
     def _start(self, pending: Portion, upcoming: Upcoming) -> None:
         """Start all chunks of the pending and upcoming tests that were not started, and drop all others."""
-        if self._is_started(pending.tests):
+        tests = pending.tests
+        first = self._started.get(int(tests.number[0]))
+        is_underway = first is not None and self._last_pending == tests.number[-1]
+        if is_underway and first and first.chunk.tests.equals(tests[: self.calculator.chunk][: len(first.chunk.tests)]):
             return
-        for chunk in self._started:
-            self.pool.discard(chunk.call)
-        self._started.clear()
-        for tests, objective in self._chunks(pending):
-            self._started.append(self._start_chunk(pending, tests, _describe(objective)))
-            if pending.into.count == 0:  # the others need what it determines
-                return
-        ahead: dict[int, _StartedChunk] = {}
+        before, self._started, self._last_pending = self._started, {}, int(tests.number[-1])
         n_spare = 0
-        for portion in upcoming():
+        for portion in chain([pending], upcoming()):
+            is_first = portion.into.count == 0  # the others need what its first chunk determines
             is_enough = not portion.is_next and n_spare >= SPARE * self.pool.n_workers
-            if is_enough or portion.into.count == 0:
+            if portion is not pending and (is_first or is_enough):
                 break
-            for tests, objective in self._chunks(portion):
-                ahead[int(tests.number[0])] = self._start_chunk(portion, tests, _describe(objective))
+            chunks = islice(self._chunks(portion), 1 if is_first else None)
+            for tests, objective in chunks:
+                started = self._start_chunk(portion, tests, _describe(objective), before)
+                self._started[int(tests.number[0])] = started
                 n_spare += not portion.is_next
-        for chunk in self._ahead.values():
-            self.pool.discard(chunk.call)
-        self._ahead = ahead
+            if is_first:
+                break
+        for started in before.values():
+            self.pool.discard(started.call)
 
-    def _start_chunk(self, portion: Portion, tests: Tests, objective: Ints | None) -> _StartedChunk:
-        """Hand a chunk of a portion to a worker, unless that was done ahead."""
-        started = self._ahead.pop(int(tests.number[0]), None)
+    def _start_chunk(
+        self, portion: Portion, tests: Tests, objective: Ints | None, before: dict[int, _StartedChunk]
+    ) -> _StartedChunk:
+        """Hand a chunk of a portion to a worker, unless that was done before."""
+        started = before.get(int(tests.number[0]))
         if started is not None:
-            if started.tests.equals(tests) and np.array_equal(started.objective, objective):  # type: ignore[arg-type]
+            chunk = started.chunk
+            if chunk.tests.equals(tests) and np.array_equal(chunk.objective, objective):  # type: ignore[arg-type]
+                del before[int(tests.number[0])]
                 if portion.is_next:
                     self.pool.hasten(started.call)
                 return started
-            self.pool.discard(started.call)
         into = portion.into
-        if into.count and portion.stream not in self._begun:  # the campaign was resumed
+        if into.count and portion.stream not in self._streams:  # the campaign was resumed
             self._begin_stream(portion.stream, array_of(into.shift), into)
-        call = self._submit(portion.stream, tests, objective, into.count == 0, is_urgent=portion.is_next)
-        return _StartedChunk(tests, objective, call)
-
-    def _is_started(self, pending: Tests) -> bool:
-        """Whether the chunks that were started are exactly those of the pending tests."""
-        if not self._started:
-            return False
-        first, last = self._started[0].tests, self._started[-1].tests
-        is_same = first.number[0] == pending.number[0] and last.number[-1] == pending.number[-1]
-        n = len(first)
-        return bool(
-            is_same
-            and n <= self.calculator.chunk
-            and np.array_equal(first.seed, pending.seed[:n])
-            and np.array_equal(first.theta, pending.theta[:n])
-        )
+        return self._submit(portion.stream, tests, objective, into, is_urgent=portion.is_next)
 
     def _chunks(self, pending: Portion) -> Iterator[tuple[Tests, Objective | None]]:
         """The chunks that one call of `measure` after another asks for."""
@@ -211,25 +225,26 @@ class RemoteMeasurer:
         stream: str,
         tests: Tests,
         objective: Ints | None,
-        is_first: bool,
+        into: Accumulator,
         max_passes: int | None = None,
         *,
         is_urgent: bool = True,
-    ) -> int:
-        chunk = ChunkOfTests(stream, tests, objective, self.calculator.chunk, is_first, max_passes)
+    ) -> _StartedChunk:
+        number, self._n_chunks = self._n_chunks, self._n_chunks + 1
+        chunk = ChunkOfTests(number, stream, tests, objective, self.calculator.chunk, into.count == 0, max_passes)
         label = f"the tests {int(tests.number[0]):,} to {int(tests.number[-1]):,}"
-        return self.pool.submit(label, "measure", chunk, is_urgent=is_urgent)
+        call = self.pool.submit(label, "measure", chunk, is_urgent=is_urgent)
+        return _StartedChunk(call, chunk)
 
     def _begin_stream(self, stream: str, shift: Array, into: Accumulator) -> None:
         """Tell all workers what is subtracted from the sensitivities of a stream."""
-        self._begun.add(stream)
+        self._streams[stream] = into
         if into.count == 0:
             into.begin(tensor_of(shift).to(self.calculator.device), 0)
         self.pool.broadcast("begin_stream", stream, self.pool.share(shift))
 
-    def _commit(self, into: Accumulator, sums: tuple[Array, Array], n: int) -> None:
-        first, second = (_view(part).to(self.calculator.device) for part in sums)
-        into.commit_sums(first, second, n)
+    def _on_device(self, array: Array) -> Tensor:
+        return tensor_of(array).to(self.calculator.device)
 
     def _measurement(self, measured: MeasuredChunk) -> Measurement:
         """What a worker has measured, copied: a part of a message that stays in use would keep all of it in memory."""
@@ -256,13 +271,6 @@ def _describe(objective: Objective | None) -> Ints | None:
     if not objective.is_plain:
         raise UsageError("workers can raise the loss of margin and sensitivities only: use the local executor")
     return array_of(objective.neurons)
-
-
-def _view(array: Array) -> Tensor:
-    """A tensor with the memory of an array, to be read only."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that it cannot be written to
-        return torch.from_numpy(array)
 
 
 def check_workers(executor: RayExecutor, target: AnyTarget, policy: Policy, settings: Settings) -> None:
@@ -304,7 +312,7 @@ def start_workers(executor: RayExecutor | None, tested: TestedModel, plan: Campa
                 calculator.layers,
                 calculator.chunk,
                 plan.settings,
-                f"themis-{uuid4().hex}",
+                executor.n_sharing,
             )
             pool = pools.enter_context(closing(RayPool(ray, executor, recipe)))
             return RemoteMeasurer(calculator, pool)
@@ -326,7 +334,7 @@ class WorkerRecipe:
     layers: tuple[Layer, ...]
     chunk: int
     settings: Settings
-    name: str
+    n_sharing: int
 
     def __call__(self) -> ChunkWorker:
         import pickle
@@ -347,10 +355,8 @@ class WorkerRecipe:
                 "workers must read the same data as the driver, but one of them has read other inputs: make the same "
                 "files visible on all machines"
             )
-        oracle = choose_oracle(target.oracle)
-        return ChunkWorker(
-            CampaignCase(target, seeds, self.perturbation, oracle, self.layers, self.chunk, self.settings, self.name)
-        )
+        limits = Limits.of(self.settings, target.device, self.chunk, self.n_sharing)
+        return ChunkWorker(target, seeds, self.perturbation, self.layers, limits)
 
 
 def _pickled(target: AnyTarget, words: Origin | None) -> bytes | None:

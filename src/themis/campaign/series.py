@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from themis.campaign.callback import Callbacks
 from themis.campaign.criterion import CampaignCriterion, prepare_criterion
 from themis.campaign.loop import has_finished, run_campaign
-from themis.campaign.recorder import Recorder
+from themis.campaign.recorder import Callbacks, Recorder
 from themis.campaign.remote import check_workers, start_workers
 from themis.campaign.setup import (
     CampaignPlan,
@@ -30,9 +29,11 @@ from themis.campaign.state import Clock, State, saved_chunks
 from themis.compute.cluster import RayExecutor
 from themis.criteria.criterion import Criterion
 from themis.data.seeds import Seeds, read_seeds
+from themis.data.slices import read_seed_weights
 from themis.errors import DataError, ModelError, UsageError, warn
 from themis.oracle import Oracle
 from themis.perturb import Perturbation
+from themis.perturb.perturbation import is_same_code
 from themis.runs.environment import (
     check_same_tests,
     describe_environment,
@@ -43,22 +44,44 @@ from themis.runs.environment import (
 )
 from themis.runs.faults import Faults
 from themis.runs.replay import LiveRun
-from themis.runs.run import Run
+from themis.runs.run import Run, Seconds
+from themis.runs.store.files import is_database
 from themis.runs.store.reader import Reader
+from themis.runs.store.schema import DATABASE
 from themis.runs.store.writer import Checkpoint, Writer
 from themis.settings import Settings
 from themis.target.fingerprint import hash_seeds, hash_tensors
 from themis.target.ledger import ledger_of
 from themis.target.traits import refuse_tokens
 
-IDENTITY = (("model_sha256", "model", ModelError), ("data_sha256", "data", DataError))
+IDENTITY = (
+    ("model_sha256", "model", ModelError),
+    ("reference_sha256", "reference", ModelError),
+    ("data_sha256", "data", DataError),
+)
 """What a campaign must have in common with the one that it resumes: the key in its record, the noun, the error."""
 LEARNED = (
     ("train_sha256", "training data", DataError),
     ("criterion_sha256", "fitted criterion", UsageError),
     ("rivals_sha256", "rivals", ModelError),
+    ("seed_weights_sha256", "weights of the seeds", DataError),
 )
 """The same for what its criterion and its policy depend on."""
+
+
+REMEMBERED_NEURONS = 1 << 25
+"""Neurons of all campaigns that are remembered between their steps; the sums of each neuron take 56 bytes."""
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """A campaign of a series that has stopped at the limits of its plan."""
+
+    setup: Setup
+    state: State
+    faults: Faults
+    record: dict[str, Any]
+    seconds: Seconds
 
 
 @dataclass(frozen=True)
@@ -72,6 +95,8 @@ class CampaignSeries:
     """Data that criteria learn from; by default the clean seeds."""
     sweep: CleanSweep | None = None
     """The clean sweep that all campaigns share; without it, each runs the clean inputs itself."""
+    remembered: dict[Path, Campaign] = field(default_factory=dict)
+    """Campaigns by their folder, which go on without reading it."""
 
     @cached_property
     def hashes(self) -> dict[str, Any]:
@@ -85,7 +110,7 @@ class CampaignSeries:
     def run(self, plan: CampaignPlan, store: Writer | None, callbacks: Callbacks) -> Run:
         """Run a new campaign; without a store, nothing is written."""
         environment = self.environment if store is None else self.environment | self.hashes
-        criterion = self._criterion(plan)
+        criterion, record = self._criterion(plan), {}
         if store is not None:
             split = self.tested.split
             record = self._record(plan, criterion, environment)
@@ -94,9 +119,46 @@ class CampaignSeries:
         clock = Clock()
         with clock.timed("measure"):
             setup = self._prepare(plan, criterion, environment)
-        state = State.initial(setup, plan.policy, clock)
-        run = run_campaign(setup, state, Recorder(_no_faults(setup), callbacks, store))
-        return run if store is None else replace(run, folder=store.path)
+        state, faults = State.initial(setup, plan.policy, clock), _no_faults(setup)
+        run = run_campaign(setup, state, Recorder(faults, callbacks, store))
+        if store is None:
+            return run
+        neurons = setup.calculator.n_neurons
+        if self.sweep is not None and neurons * (1 + len(self.remembered)) <= REMEMBERED_NEURONS:
+            self.remembered[store.path] = Campaign(setup, state, faults, record, run.seconds)
+        return replace(run, folder=store.path)
+
+    def proceed(self, plan: CampaignPlan, path: Path, callbacks: Callbacks, *, signs: bool) -> Run:
+        """Run the campaign of a folder up to the limits of its plan: a new one, or the one that has begun there."""
+        if path in self.remembered:
+            run = self._continue(self.remembered[path], plan, path, callbacks, signs=signs)
+        elif not _has_begun(path):
+            with closing(Writer(path)) as store:
+                run = self.run(plan, store, callbacks)
+        else:
+            with open_stored(path) as stored:
+                plan = _as_recorded(plan, stored.run)
+                self.check_same(plan, stored.run, None if self.sweep is None else self.sweep.calculator.clean.oracle)
+                run = self.resume(plan, stored, callbacks, signs=signs)
+        return run
+
+    def _continue(
+        self, campaign: Campaign, plan: CampaignPlan, path: Path, callbacks: Callbacks, *, signs: bool
+    ) -> Run:
+        """Raise the limit of tests of a campaign that is remembered, and run it up to there."""
+        assert self.sweep is not None
+        max_tests, state = plan.settings.max_tests, campaign.state
+        setup = replace(campaign.setup, settings=replace(campaign.setup.settings, max_tests=max_tests))
+        setup.calculator.clean = self.sweep.calculator.clean
+        setup.measurer.begin(setup.panel_neurons, setup.scale)
+        state.clock = Clock()
+        state.clock.restore(vars(campaign.seconds))
+        record = campaign.record | {"settings": campaign.record["settings"] | {"max_tests": max_tests}}
+        with closing(Writer(path)) as store:
+            store.reopen(record, setup.settings.max_stored, signs=signs)
+            run = run_campaign(setup, state, Recorder(campaign.faults, callbacks, store))
+        self.remembered[path] = replace(campaign, seconds=run.seconds)
+        return replace(run, folder=path)
 
     def resume(self, plan: CampaignPlan, stored: StoredCampaign, callbacks: Callbacks, *, signs: bool) -> Run:
         """Continue a stored campaign, which `check_same` has accepted, from its last checkpoint.
@@ -108,7 +170,7 @@ class CampaignSeries:
         criterion = self._criterion(plan)
         record = self._record(plan, criterion, run.record["environment"])
         for name, subject, error in LEARNED:
-            if record[name] != run.record[name]:
+            if record.get(name) != run.record.get(name):
                 raise error(
                     f"the {subject} must be the same as in the run, but the hash differs: pass the same, or start a "
                     "new run"
@@ -125,7 +187,7 @@ class CampaignSeries:
                 faults.add(**recorded.columns)
         summary = run.summary()
         if summary is not None and run.state(summary) == "ended" and has_finished(setup, state):
-            before = replace(setup, settings=Settings.recorded(run.record["settings"]))
+            before = replace(setup, settings=Settings(**run.record["settings"]))
             setup = before if has_finished(before, state) else setup
             state.clock = Clock()  # looking at the run again is no part of its time
             state.clock.restore(summary["seconds"])
@@ -151,6 +213,7 @@ class CampaignSeries:
             "train_sha256": None if self.train is None else hash_seeds(read_seeds(self.train, settings.train_inputs)),
             "criterion_sha256": hash_tensors(criterion.criterion.learnt) if criterion and is_object else None,
             "rivals_sha256": [rival.fingerprint() for rival in plan.policy.rivals],
+            **_describe_weights(settings.seed_weights, seeds),
         }
 
     def _prepare(
@@ -247,11 +310,33 @@ def open_series(
 def refuse_changes(now: dict[str, Any], then: dict[str, Any], what: str) -> None:
     """Refuse to resume a run or a suite with another model or other data than it has recorded."""
     for name, subject, error in IDENTITY:
-        if now[name] != then[name]:
+        if now.get(name) != then.get(name):
+            new, old = (f"{side[name][:12]}..." if name in side else "none" for side in (now, then))
             raise error(
-                f"the {subject} must be the same as in the {what}, but its hash is {now[name][:12]}... and was "
-                f"{then[name][:12]}...: pass the same {subject}, or start a new {what}"
+                f"the {subject} must be the same as in the {what}, but its hash is {new} and was {old}: pass the same "
+                f"{subject}, or start a new {what}"
             )
+
+
+def _has_begun(path: Path) -> bool:
+    """Whether the campaign of a run folder has begun its tests."""
+    if not is_database(path / DATABASE):
+        return False
+    with closing(Reader(path, is_brief=True)) as run:
+        return "start" in run.record
+
+
+def _as_recorded(plan: CampaignPlan, run: Reader) -> CampaignPlan:
+    """The plan with the range and the settings of its run folder, which must be of the same perturbation."""
+    perturbation = plan.perturbation.within(run.ranges)
+    is_same = perturbation.name == run.record["perturbation"]
+    if not is_same or not is_same_code(perturbation.code, run.record["perturbation_code"]):
+        raise UsageError(
+            f"the perturbation must be the same as in {run.path}, {run.record['perturbation']!r}, got "
+            f"{perturbation.name!r}: pass the same one, or choose another folder"
+        )
+    settings = Settings(**{**run.record["settings"], "max_tests": plan.settings.max_tests})
+    return replace(plan, perturbation=perturbation, settings=settings)
 
 
 def _no_faults(setup: Setup) -> Faults:
@@ -275,3 +360,11 @@ def _describe_features(perturbation: Perturbation, seeds: Seeds) -> dict[str, An
         "feature_axes": axes,
         **coding,
     }
+
+
+def _describe_weights(seed_weights: str | None, seeds: Seeds) -> dict[str, str]:
+    """The hash of the weights of the seeds, if there are any."""
+    if seed_weights is None:
+        return {}
+    weights = torch.from_numpy(read_seed_weights(seed_weights, seeds))
+    return {"seed_weights_sha256": hash_tensors({"weights": weights})}

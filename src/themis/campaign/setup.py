@@ -4,35 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from themis.campaign.criterion import CampaignCriterion
-from themis.campaign.measurer import LocalMeasurer, Measurer
 from themis.criteria.view import View
 from themis.data.features import Features
 from themis.data.groups import read_groups
-from themis.data.seeds import Seeds, read_seeds
-from themis.errors import ModelError, UsageError, warn
+from themis.data.seeds import Seeds, class_numbers, read_seeds
+from themis.data.slices import SliceColumn, read_seed_weights
+from themis.errors import DataError, ModelError, UsageError, warn
 from themis.judge.coverage import Rule, relative_scale
 from themis.measure.calculator import Calculator, Limits
-from themis.measure.moments import Moments
-from themis.measure.panel import choose_panel
-from themis.measure.similarity import SLIGHT, change_of_contrast, check_similarity
+from themis.measure.distance import SLIGHT, change_of_contrast, check_similarity
+from themis.measure.moments import Moments, choose_panel
+from themis.measure.repeats import BATCH_TOLERANCE, REPEAT_TOLERANCE, check_repeats, warn_of_batch_dependence
+from themis.measure.runner import LocalMeasurer, Measurer
 from themis.measure.tests import Floats, Ints, Tests
 from themis.oracle import Detection, KeyPoints, choose_oracle
 from themis.oracle.choose import may_be_numbers
-from themis.oracle.constant import find_constant
+from themis.oracle.classes import is_classifier
+from themis.oracle.oracle import find_constant
 from themis.perturb import Perturbation
 from themis.perturb.perturbation import check_fits, check_gradient
 from themis.progress import step
-from themis.runs.fault import NUMBER_TASKS
+from themis.runs.estimates import SlicedSeeds
+from themis.runs.fault import NUMBER_TASKS, gives_answers
 from themis.runs.parts import SeedSplit
 from themis.runs.run import Start, covers_neurons
 from themis.runs.source import Origin
@@ -42,8 +44,6 @@ from themis.settings import Settings
 from themis.target.alignment import align_seeds, align_target
 from themis.target.blackbox import as_target
 from themis.target.diagnose import (
-    missing_normalisation,
-    warn_of_batch_dependence,
     warn_of_chance,
     warn_of_changes,
     warn_of_missing_normalisation,
@@ -51,14 +51,11 @@ from themis.target.diagnose import (
     warn_of_unequal_ranges,
     warn_of_unused_outputs,
 )
-from themis.target.repeats import ALONE, BATCH_TOLERANCE, REPEAT_TOLERANCE, REPEATED, batch_dependence, check_repeats
-from themis.target.target import AnyTarget, Target
+from themis.target.target import AnyTarget
 from themis.target.traits import is_differentiable
 
 REMEMBERED = 4
 """Portions of uniform tests that are remembered."""
-NORMALISED = 128
-"""Seeds that are run with the normalisation that a model names but does not get."""
 LOOKED_AT = 16
 """Seeds that are disturbed with the strongest theta before the first test."""
 DISTURBED_TWICE = 4
@@ -113,36 +110,26 @@ class Setup:
     rule: Rule
     panel_neurons: Tensor
     space: Space
+    uniform_tests: Callable[[int, int, int], Tests]
+    """Maps the number of a test, its place in the uniform stream and `n` to the `n` uniform tests from there on.
+
+    The last ones are remembered: tests that are started ahead are asked for again when they are proposed.
+    """
     facts: SeedFacts
+    sliced: SlicedSeeds
+    columns: list[SliceColumn]
+    """What divides the seeds into slices."""
     slight: str | None
     """That the perturbation hardly changes the inputs, if so."""
     constant: str | None
     """Why a low fault rate would say nothing: the clean answers are no better than a constant, in words."""
+    covers_neurons: bool
+    """Whether coverage is a goal; a model without hidden layers has nothing to cover."""
 
     @property
-    def covers_neurons(self) -> bool:
-        """Whether coverage is a goal; a model without hidden layers has nothing to cover."""
-        return covers_neurons([layer.name for layer in self.calculator.layers], self.settings.preset)
-
-    @property
-    def drawn_outputs(self) -> Tensor | None:
-        """The clean outputs, if they are kept with the faults of the task, to be drawn into their pictures."""
-        clean = self.calculator.clean
-        return clean.outputs if isinstance(clean.oracle, DRAWN) else None
-
-    @cached_property
-    def uniform_tests(self) -> Callable[[int, int, int], Tests]:
-        """Maps the number of a test, its place in the uniform stream and `n` to the `n` uniform tests from there on.
-
-        The last ones are remembered: tests that are started ahead are asked for again when they are proposed.
-        """
-        space = self.space
-
-        @lru_cache(maxsize=REMEMBERED)
-        def tests(first: int, place: int, n: int) -> Tests:
-            return space.uniform_tests(np.arange(first, first + n), UNIFORM_STREAM, np.arange(place, place + n))
-
-        return tests
+    def has_calibration(self) -> bool:
+        """Whether answers are classes with a confidence, and every seed has a label to compare them with."""
+        return is_classifier(self.calculator.clean.oracle) and bool((self.facts.label >= 0).all())
 
 
 @dataclass(frozen=True)
@@ -156,6 +143,8 @@ class CleanSweep:
     """Of the clean activations."""
     constant: str | None
     """See `Setup.constant`."""
+    has_gradient: bool
+    """Whether the outputs have a gradient in the inputs."""
     view: View | None = None
 
     def under(self, perturbation: Perturbation) -> CleanSweep:
@@ -176,50 +165,32 @@ def sweep_clean(
 
     `chunk` is the number of tests per forward pass if an earlier campaign has determined it.
     """
-    limits = Limits.of(plan.settings, chunk)
+    limits = Limits.of(plan.settings, target.device, chunk)
     calculator = Calculator.trace(target, seeds, plan.perturbation, choose_oracle(target.oracle), limits)
-    view = calculator.observer = None if criterion is None else criterion.view(calculator)
+    view = None
+    if criterion is not None:
+        view = View(criterion.criterion, target, calculator.layers, calculator.inputs[0], limits.clean_bytes)
+        calculator.observer = view
     measurer = make_measurer(calculator)
     moments = measurer.sweep()
     warn_of_changes(target)
     with step("running the model on the first inputs again"):
-        _check_repeats(calculator)
+        check_repeats(calculator)
         warn_of_normalisation(target, seeds.shape[1:])
-        _warn_of_missing_normalisation(calculator)
-        warn_of_batch_dependence(_batch_dependence(calculator))
-    constant = find_constant(calculator.clean.oracle, calculator.clean.outputs, calculator.clean.labels)
+        clean = calculator.clean
+        calculator.passes += warn_of_missing_normalisation(target, seeds, clean.outputs, clean.labels, calculator.chunk)
+        warn_of_batch_dependence(calculator)
+    constant = find_constant(clean.oracle, clean.outputs, clean.labels)
     _warn_of_guesses(calculator, constant)
-    return CleanSweep(calculator, measurer, moments, constant, view)
+    return CleanSweep(calculator, measurer, moments, constant, _has_gradient(calculator), view)
 
 
-def _check_repeats(calculator: Calculator) -> None:
-    """Refuse a random model; see `check_repeats`."""
-    rows = calculator.clean.usable[:REPEATED]
-    calculator.passes += 2 * len(rows)
-    check_repeats(calculator.target, calculator.read, calculator.clean.outputs, rows, calculator.memory)
-
-
-def _batch_dependence(calculator: Calculator) -> float | None:
-    """How much the answer to an input depends on its batch; see `batch_dependence`."""
-    if len(calculator.inputs) == 1:
-        return None
-    rows = calculator.clean.usable[:ALONE]
-    calculator.passes += len(rows)
-    return batch_dependence(calculator.target, calculator.read, calculator.clean.outputs, rows)
-
-
-def _warn_of_missing_normalisation(calculator: Calculator) -> None:
-    """Run some clean inputs with the normalisation that the model's own configuration names, if it has none."""
-    target, seeds = calculator.target, calculator.seeds
-    norm = missing_normalisation(target, tuple(seeds.shape[1:]))
-    if norm is None or not isinstance(target, Target) or seeds.others is not None:
-        return
-    n = min(len(seeds), NORMALISED)
-    labels = None if calculator.clean.labels is None else calculator.clean.labels[:n]
-    calculator.passes += n
-    with torch.no_grad():
-        inputs, outputs = seeds.take(torch.arange(n)), calculator.clean.outputs[:n]
-        warn_of_missing_normalisation(target, norm, inputs, outputs, labels, calculator.chunk)
+def _has_gradient(calculator: Calculator) -> bool:
+    """Whether the outputs have a gradient in the inputs; a model may leave the graph (NumPy, `no_grad`)."""
+    if not calculator.has_gradient:
+        return False
+    inputs = calculator.read(calculator.clean.usable[:PROBED])
+    return is_differentiable(lambda each: calculator.target.forward(each).float(), inputs)
 
 
 def _warn_of_guesses(calculator: Calculator, constant: str | None) -> None:
@@ -255,7 +226,7 @@ def prepare(
         warn(f"{slight}: raise the magnitude, or widen the range of theta, as in gaussian_blur(sigma=0:0.2)")
     if perturbation.inputs == "any" and perturbation.family != "own" and isinstance(seeds.inputs, Tensor):
         warn_of_unequal_ranges(perturbation.name, seeds.inputs, calculator.target.bounds)
-    _decide_gradient(calculator, policy)
+    _decide_gradient(calculator, policy, sweep.has_gradient)
     panel_neurons = choose_panel(calculator.n_neurons, random_seed=settings.random_seed)
     scale = relative_scale(sweep.moments, calculator.layers) if settings.scale == "relative" else None
     measurer.begin(panel_neurons, scale)
@@ -266,6 +237,17 @@ def prepare(
             f"max_passes must leave room for a test after the {calculator.passes:,} passes of the clean sweep, got "
             f"{settings.max_passes:,}: raise it, or use fewer seeds with max_seeds"
         )
+    space = _search_space(calculator, policy, facts, margin, settings)
+    weight = np.ones(len(seeds))
+    if space.seed_weight is not None:
+        weight[:] = 0.0
+        weight[space.seeds] = space.seed_weight
+    sliced = SlicedSeeds(facts.seed_id, class_of_seeds(calculator), weight)
+
+    @lru_cache(maxsize=REMEMBERED)
+    def uniform_tests(first: int, place: int, n: int) -> Tests:
+        return space.uniform_tests(np.arange(first, first + n), UNIFORM_STREAM, np.arange(place, place + n))
+
     return Setup(
         target=calculator.target,
         seeds=seeds,
@@ -280,10 +262,14 @@ def prepare(
         scale=scale,
         rule=Rule(settings.tolerance, settings.draws, settings.alpha),
         panel_neurons=panel_neurons,
-        space=_search_space(calculator, policy, facts, margin, settings.random_seed),
+        space=space,
+        uniform_tests=uniform_tests,
         facts=facts,
+        sliced=sliced,
+        columns=_slice_columns(sliced, seeds, settings.slice_by) if settings.decide is None else [],
         slight=slight,
         constant=sweep.constant,
+        covers_neurons=covers_neurons([layer.name for layer in calculator.layers], settings.preset),
     )
 
 
@@ -347,33 +333,27 @@ def _describe_slight_change(calculator: Calculator) -> str | None:
     )
 
 
-def _decide_gradient(calculator: Calculator, policy: Policy) -> None:
+def _decide_gradient(calculator: Calculator, policy: Policy, of_model: bool) -> None:
     """Decide once whether tests have a gradient in theta; without one, a policy that needs it uses finite differences.
 
-    A model may leave the graph (NumPy, `no_grad`), and so may a perturbation of the user's own. The probe runs under
-    every policy, so that all of them have the same number of passes left. An attack needs the gradient and has been
-    checked.
+    of_model: whether the outputs have a gradient in the inputs. The perturbation is tried with every policy, so that
+    all of them have the same number of passes left. An attack needs the gradient and has been checked.
     """
-    if calculator.has_gradient and not calculator.perturbation.passes:
-        _probe_gradient(calculator)
+    perturbation = calculator.perturbation
+    if calculator.has_gradient and not perturbation.passes:
+        rows = calculator.clean.usable[:PROBED]
+        n, device = len(rows), calculator.device
+        middle = torch.tensor([(theta.low + theta.high) / 2 for theta in perturbation.theta], device=device)
+        noise_seed = torch.arange(n, device=device)
+        calculator.passes += 3 * n  # of the model, which is tried once for all perturbations
+        calculator.has_gradient = of_model and is_differentiable(
+            lambda theta: calculator.disturb(rows, theta, noise_seed, n).disturbed, middle.float().repeat(n, 1)
+        )
     if policy.rivals and not calculator.has_gradient:
         raise UsageError(
             "a policy with rivals needs the gradient of the outputs in theta, which the model or the perturbation does "
             "not have: choose another policy"
         )
-
-
-def _probe_gradient(calculator: Calculator) -> None:
-    """Find out, once, whether outputs and sensitivities have a gradient in theta."""
-    rows = calculator.clean.usable[:PROBED]
-    n, device = len(rows), calculator.device
-    middle = torch.tensor([(theta.low + theta.high) / 2 for theta in calculator.perturbation.theta], device=device)
-    noise_seed = torch.arange(n, device=device)
-    calculator.passes += 3 * n
-    calculator.has_gradient = is_differentiable(
-        lambda theta: calculator.target.forward(calculator.disturb(rows, theta, noise_seed, n).disturbed).float(),
-        middle.float().repeat(n, 1),
-    )
 
 
 def _describe_seeds(calculator: Calculator) -> tuple[SeedFacts, Floats]:
@@ -390,21 +370,45 @@ def _describe_seeds(calculator: Calculator) -> tuple[SeedFacts, Floats]:
     return facts, verdict.margin.cpu().numpy()
 
 
-def _search_space(calculator: Calculator, policy: Policy, facts: SeedFacts, margin: Floats, random_seed: int) -> Space:
+def _search_space(
+    calculator: Calculator, policy: Policy, facts: SeedFacts, margin: Floats, settings: Settings
+) -> Space:
     """The usable seeds and the box of theta."""
     usable = calculator.clean.usable.cpu().numpy()
+    weights = None
+    if settings.seed_weights is not None:
+        weights = read_seed_weights(settings.seed_weights, calculator.seeds)[usable]
+        if not weights.any():
+            raise DataError("seed_weights must give some usable seed a weight above 0, but all have 0: correct them")
     gradient_cost = None
     if calculator.has_gradient and policy.uses_gradient:
         gradient_cost = calculator.cost(True) / calculator.cost(False)
-    return Space.of(
+    space = Space.of(
         calculator.perturbation,
         usable,
         facts.seed_id[usable],
         margin[usable],
-        random_seed,
+        settings.random_seed,
         facts.clean_answer[usable],
         gradient_cost,
     )
+    return replace(space, seed_weight=weights, in_turn=settings.decide is not None)
+
+
+def _slice_columns(sliced: SlicedSeeds, seeds: Seeds, slice_by: str | None) -> list[SliceColumn]:
+    metadata = None if seeds.datums is None else seeds.datums.metadata
+    return sliced.columns(slice_by, seeds.classes, metadata)
+
+
+def class_of_seeds(calculator: Calculator) -> Ints:
+    """The class of each seed: its label, or its clean answer without labels; -1 in tasks without classes."""
+    clean, n = calculator.clean, len(calculator.seeds)
+    if not gives_answers(clean.oracle.spec().partition(":")[0]):
+        return np.full(n, -1)
+    if clean.labels is not None:
+        return class_numbers(clean.labels.cpu(), n)
+    has_classes = clean.outputs.ndim == 2 and clean.outputs.shape[1] > 1
+    return clean.reference.cpu().numpy() if has_classes else np.full(n, -1)
 
 
 def describe_start(setup: Setup, tests_before: int) -> Start:
@@ -425,6 +429,7 @@ def describe_start(setup: Setup, tests_before: int) -> Start:
         clean_iou=grade.get("iou"),
         chunk=calculator.chunk,
         n_kept=calculator.clean.kept.n_kept,
+        kept_bytes=calculator.clean.kept.nbytes,
         device=str(calculator.device),
         gives_probabilities=oracle.is_probability,
         oracle=oracle.spec(),
@@ -473,18 +478,12 @@ def _wrong_names(n_names: int, n_answers: int) -> str:
 def _n_answers(calculator: Calculator) -> int:
     """The number of classes, labels, points or numbers of an answer that can have names; 0 if there are none."""
     outputs, task = calculator.clean.outputs, calculator.clean.oracle.spec().partition(":")[0]
+    if task == "against":
+        return outputs.shape[1] // 2
     named = ("wrong", "changed", "top5", "multilabel", "segmentation", "keypoints")
     if (task in named and outputs.ndim > 1) or (task in NUMBER_TASKS and outputs.ndim > 1 and outputs.shape[1] > 1):
         return outputs.shape[1]
     return 2 if task == "threshold" else 0
-
-
-def class_numbers(labels: Tensor | None, n: int) -> NDArray[np.int64]:
-    """Each seed's label if it is a class number, else -1."""
-    if labels is None or labels.ndim != 1:
-        return np.full(n, -1)
-    is_class = (labels >= 0) & (labels == labels.round())
-    return torch.where(is_class, labels, -1).long().numpy()
 
 
 class TestedModel(NamedTuple):

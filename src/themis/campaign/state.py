@@ -18,13 +18,12 @@ from torch import Tensor
 from themis.campaign.setup import Setup
 from themis.criteria.criterion import Criterion
 from themis.errors import StoreError, first_line
+from themis.judge.calibration import BINS, BLOCKS, Numbers, sum_gaps
 from themis.judge.coverage import sample_neurons
-from themis.measure.moments import Accumulator, Moments
-from themis.measure.panel import Panel, Shape
+from themis.measure.moments import Accumulator, Moments, Panel, Shape
 from themis.measure.runner import Measurement
-from themis.measure.tally import ORDER, Tally
-from themis.measure.tests import Results, Tests
-from themis.runs.estimates import parse_progress
+from themis.measure.tests import Ints, Results, Tally, Tests
+from themis.runs.estimates import SlicedSeeds, parse_progress
 from themis.runs.run import Round
 from themis.runs.store.writer import Checkpoint
 from themis.search import Policy
@@ -33,6 +32,9 @@ from themis.search.policy import Novelty
 STREAMS = ("uniform", "search")
 DAMAGE = (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError, OverflowError)
 """What restoring a damaged state raises."""
+OTHER_VERSION = (
+    "cannot resume: this run was created by another version of Themis, which stores other data; start a new run"
+)
 PHASES = ("measure", "judge", "search")
 
 
@@ -56,72 +58,55 @@ class Clock:
         finally:
             self.phases[phase] += perf_counter() - began
 
-    def state(self) -> dict[str, float]:
-        return {**self.phases, "total": self.elapsed()}
-
     def restore(self, state: dict[str, float]) -> None:
         """Add the time of an earlier process to that of this one."""
         self._began -= state["total"]
         self.phases = {phase: self.phases[phase] + state[phase] for phase in PHASES}
 
 
-def _no_tests() -> Tests:
-    none = np.zeros(0, dtype=np.int64)
-    return Tests(none, none, np.zeros((0, 1), dtype=np.float32), none, np.zeros(0, dtype=np.str_))
+_NONE = np.zeros(0, dtype=np.int64)
+NO_TESTS = Tests(_NONE, _NONE, np.zeros((0, 1), dtype=np.float32), _NONE, np.zeros(0, dtype=np.str_))
 
 
 @dataclass
 class PartialRound:
     """The round being measured: the tests proposed last, all of one stream, and their results so far.
 
-    n_unproposed: tests of the round that have not been proposed yet. following: tests of the search that were proposed
-    together with those of the uniform stream, and come after them.
+    n_unproposed: tests of the round that have not been proposed yet. pending: the last of the tests, which have not
+    been run. following: tests of the search that were proposed together with those of the uniform stream, and come
+    after them.
     """
 
     n_unproposed: int
     stream: str = "uniform"
-    tests: Tests = field(default_factory=_no_tests)
+    tests: Tests = NO_TESTS
     results: list[Results] = field(default_factory=list)
-    following: Tests = field(default_factory=_no_tests)
+    pending: Tests = NO_TESTS
+    following: Tests = NO_TESTS
 
     @property
-    def is_done(self) -> bool:
-        return not self.n_pending and not self.n_unproposed
+    def n_pending(self) -> int:
+        """The number of proposed tests that have not been run."""
+        return len(self.pending) + len(self.following)
 
     def propose(self, uniform: Tests, search: Tests) -> None:
         """Take the next tests, first those of the uniform stream; the tests before have been run."""
         self.n_unproposed -= len(uniform) + len(search)
-        self.stream, self.tests, self.results, self.following = "uniform", uniform, [], search
+        self.stream, self.tests, self.following = "uniform", uniform, search
+        self.results, self.pending = [], uniform
         if not len(uniform):
             self.advance()
 
     def advance(self) -> None:
         """Go on to the tests of the search; those of the uniform stream have been run."""
-        self.stream, self.tests, self.results, self.following = "search", self.following, [], _no_tests()
-
-    @property
-    def n_done(self) -> int:
-        return sum(map(len, self.results))
-
-    @property
-    def n_pending(self) -> int:
-        """The number of proposed tests that have not been run."""
-        return len(self.tests) - self.n_done + len(self.following)
-
-    @property
-    def pending(self) -> Tests:
-        """Those of them that are measured next, all of one stream."""
-        return self.tests[self.n_done :]
+        self.stream, self.tests, self.following = "search", self.following, NO_TESTS
+        self.results, self.pending = [], self.tests
 
     def truncate(self, n: int) -> None:
         """Keep only the first `n` of the proposed tests that have not been run."""
-        n_here = min(n, len(self.pending))
-        self.tests, self.following = self.tests[: self.n_done + n_here], self.following[: n - n_here]
-
-    def limit(self, n: int) -> None:
-        """Keep only the first `n` of the tests that have not been run, proposed or not."""
-        self.truncate(n)
-        self.n_unproposed = min(self.n_unproposed, n - self.n_pending)
+        n_done, n_here = len(self.tests) - len(self.pending), min(n, len(self.pending))
+        self.tests, self.pending = self.tests[: n_done + n_here], self.pending[:n_here]
+        self.following = self.following[: n - n_here]
 
     def state(self) -> dict[str, Any]:
         portions = {self.stream: _saved_portion(self.tests, self.results)}
@@ -132,13 +117,11 @@ class PartialRound:
     @staticmethod
     def of(state: dict[str, Any]) -> PartialRound:
         """From a state."""
-        partial = PartialRound(state["left_to_propose"])
-        streams = [stream for stream in STREAMS if stream in state]
-        partial.stream = streams[0]
-        partial.tests, partial.results = _restored_portion(state[streams[0]])
-        if len(streams) > 1:
-            partial.following, _ = _restored_portion(state["search"])
-        return partial
+        first, *others = [stream for stream in STREAMS if stream in state]
+        tests, results = _restored_portion(state[first])
+        following = _restored_portion(state["search"])[0] if others else NO_TESTS
+        pending = tests[sum(map(len, results)) :]
+        return PartialRound(state["left_to_propose"], first, tests, results, pending, following)
 
 
 def _saved_portion(tests: Tests, results: list[Results]) -> dict[str, Any]:
@@ -174,6 +157,12 @@ class State:
     passes: int
     chunk: int
     clock: Clock
+    sliced: SlicedSeeds
+    """It never changes, but is saved for those who read a checkpoint without the data."""
+    label: Ints
+    """The class of each seed."""
+    gaps: Numbers | None
+    """Sums for the calibration of the uniform stream; None in tasks without classes or without labels."""
     wide_chunk: int | None = None
     """See `Graphs`."""
     partial_round: PartialRound | None = None
@@ -198,33 +187,29 @@ class State:
             passes=calculator.passes,
             chunk=calculator.chunk,
             clock=clock,
+            sliced=setup.sliced,
+            label=setup.facts.label,
+            gaps=np.zeros((BLOCKS, BINS)) if setup.has_calibration else None,
         )
 
-    def add(self, tests: Tests, measurement: Measurement, stream: str) -> None:
-        """Count the tests of one chunk."""
+    def add(self, tests: Tests, measurement: Measurement, stream: str, *, is_shape_sample: bool) -> None:
+        """Count the tests of one chunk. `is_shape_sample`: whether they show how differences are distributed."""
         self.passes += measurement.passes
         self.chunk, self.wide_chunk = measurement.chunk, measurement.wide_chunk
-        self.tally.add(tests, measurement.results, stream == "uniform")
-
-    def add_panel(self, measurement: Measurement, *, is_shape_sample: bool) -> None:
-        """Add the panel's differences. `is_shape_sample`: whether they show how differences are distributed."""
+        results = measurement.results
+        self.tally.add(tests, results, stream == "uniform")
+        if stream == "uniform" and self.gaps is not None and results.confidence is not None:
+            run, label = results.was_run, self.label[tests.seed]
+            self.gaps += sum_gaps(tests.seed[run], results.confidence[run], (results.outcome == label)[run])
         if measurement.panel is not None:
             differences, seed = measurement.panel
             self.panel.add(differences, seed)
             if is_shape_sample:
                 self.shape.add(differences)
 
-    def end_round(self, round: Round, open_neurons: Tensor | None) -> None:
-        """Take a round that was judged, and the neurons that gradient ascent aims at from now on, if there are any."""
-        if open_neurons is not None and len(open_neurons):
-            self.open_neurons = open_neurons
-        self.rounds.append(round)
-        self.partial_round = None
-
     def total_moments(self) -> Moments:
         """The moments of both streams together."""
-        uniform, search = (self.moments[stream].moments() for stream in STREAMS)
-        return uniform.merge(search)
+        return self.moments["uniform"].moments().merge(self.moments["search"].moments())
 
     def checkpoint(self) -> Checkpoint:
         """The whole state as arrays and plain data; must not be called within a chunk."""
@@ -233,15 +218,17 @@ class State:
             "panel": self.panel.state(),
             "shape": self.shape.state(),
             "tally": self.tally.state(),
+            "seeds": vars(self.sliced),
             "policy": self.policy.state,
             "criterion": None if self.criterion is None else self.criterion.state,
             "seen": self.novelty.state,
             "open_neurons": self.open_neurons,
+            "gaps": self.gaps,
             "under_way": None if self.partial_round is None else self.partial_round.state(),
             "passes": self.passes,
             "chunk": self.chunk,
             "wide_chunk": self.wide_chunk,
-            "seconds": self.clock.state(),
+            "seconds": {**self.clock.phases, "total": self.clock.elapsed()},
         }
         arrays: dict[str, Tensor] = {}
         values = _split(tree, "", arrays)
@@ -254,7 +241,7 @@ class State:
         parse_progress(checkpoint)  # raises an error if it is damaged
         try:
             _check_arrays(self.checkpoint().arrays, checkpoint.arrays)
-            self._restore(checkpoint, rounds, setup)
+            self._restore(checkpoint, setup)
         except StoreError:
             raise
         except DAMAGE as error:
@@ -264,21 +251,17 @@ class State:
             ) from error
         self.rounds = rounds
 
-    def _restore(self, checkpoint: Checkpoint, rounds: list[Round], setup: Setup) -> None:
+    def _restore(self, checkpoint: Checkpoint, setup: Setup) -> None:
         tree = _join(checkpoint.values, "", checkpoint.arrays)
         device = setup.calculator.device
         for stream, accumulator in self.moments.items():
             accumulator.restore(tree["moments"][stream])
         self.panel.restore(tree["panel"], device)
         self.shape.restore(tree["shape"], device)
-        self.tally.restore(_as_arrays(tree["tally"]), [(round.tests, round.distinct_faults) for round in rounds])
-        now = self.policy.former_names
-        policy_state = {now.get(name, name): array for name, array in _as_arrays(tree["policy"]).items()}
+        self.tally.restore(_as_arrays(tree["tally"]))
+        policy_state = _as_arrays(tree["policy"])
         if self.policy.state.keys() - policy_state.keys():
-            raise StoreError(
-                "cannot resume: this run was created by another version of Themis, whose policy stores other data; "
-                "start a new run"
-            )
+            raise StoreError(OTHER_VERSION)
         self.policy.state = policy_state
         if self.criterion is not None:
             criterion_state = {name: tensor.to(device) for name, tensor in tree["criterion"].items()}
@@ -288,6 +271,8 @@ class State:
         self.open_neurons = tree["open_neurons"].to(device)
         saved_round = tree["under_way"]
         self.partial_round = None if saved_round is None else PartialRound.of(_as_arrays(saved_round))
+        gaps = tree.get("gaps")  # earlier versions had none
+        self.gaps = None if gaps is None or self.gaps is None else gaps.numpy()
         self.passes = tree["passes"]
         self.wide_chunk = tree["wide_chunk"]
         self.clock.restore(tree["seconds"])
@@ -299,15 +284,13 @@ def saved_chunks(checkpoint: Checkpoint) -> tuple[int, int | None]:
 
 
 def _check_arrays(initial: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
-    """Raise ValueError if saved arrays cannot have grown from those of the initial state: only their length grows."""
+    """Raise if saved arrays cannot have grown from those of the initial state: only their length grows."""
     for name, before in initial.items():
         after = saved.get(name)
         if after is None:
-            if name.startswith("/policy"):
-                continue  # another version of Themis stores other data, which the caller says
-            if name.removeprefix("/tally/") in ORDER:
-                continue  # an earlier version did not store it
-            raise ValueError(f"its array {name} is missing")
+            if name.startswith(("/policy", "/seeds", "/gaps")):
+                continue  # a policy may have a former name; earlier versions had no seeds and no gaps
+            raise StoreError(OTHER_VERSION)
         can_shrink = name == "/open_neurons"
         is_grown = after.shape[1:] == before.shape[1:] and (can_shrink or after.shape[:1] >= before.shape[:1])
         if after.dtype != before.dtype or after.ndim != before.ndim or not is_grown:
@@ -322,18 +305,16 @@ def _split(value: Any, name: str, arrays: dict[str, Tensor]) -> Any:
     """`value` with its arrays moved to `arrays`, by their path."""
     if isinstance(value, dict):
         return {key: _split(item, f"{name}/{key}", arrays) for key, item in value.items()}
-    if isinstance(value, Tensor | np.ndarray | np.generic):
-        arrays[name] = _copied(value.detach()) if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+    if isinstance(value, Tensor):
+        try:  # a copy on the same device, if there is room; the thread that writes the checkpoint moves it to the host
+            arrays[name] = value.detach().clone()
+        except torch.OutOfMemoryError:
+            arrays[name] = value.detach().cpu()
+        return _ARRAY
+    if isinstance(value, np.ndarray | np.generic):
+        arrays[name] = torch.from_numpy(np.array(value))
         return _ARRAY
     return value
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    """A copy on the same device, if there is room; the thread that writes the checkpoint moves it to the host."""
-    try:
-        return tensor.clone()
-    except torch.OutOfMemoryError:
-        return tensor.cpu()
 
 
 def _join(value: Any, name: str, arrays: dict[str, Tensor]) -> Any:
