@@ -3,19 +3,20 @@
 import pytest
 
 from themis import UsageError
-from themis.perturb.names import PERTURBATIONS
-from themis.suites.definition import read_suite
-from themis.suites.levels import Level
-from themis.suites.named import CORRUPTIONS, SUITES, choose_suite
+from themis.suites.definition import Level, read_suite
+from themis.suites.named import SUITES, choose_suite
 
 WRONG = {
     "an unknown key": ({"membres": ["fog"]}, "did you mean 'members'"),
     "no members": ({"members": []}, "must have a list of members"),
     "an unknown perturbation": ({"members": ["fogg"]}, "did you mean 'fog'"),
     "an unknown key of a member": ({"members": [{"perturb": "fog", "wieght": 2}]}, "did you mean 'weight'"),
-    "no perturbation": ({"members": [{"weight": 2}]}, "must name its perturbation"),
-    "a weight of 0": ({"members": [{"perturb": "fog", "weight": 0}]}, "weight of member 1 .* positive number, got 0"),
-    "a budget as text": ({"members": [{"perturb": "fog", "max_tests": "many"}]}, "whole number .* got 'many'"),
+    "no perturbation": ({"members": [{"weight": 2}]}, "must have 'perturb', which is missing"),
+    "a weight of 0": (
+        {"members": [{"perturb": "fog", "weight": 0}]},
+        "member 1 .*weight must be a positive number, got 0",
+    ),
+    "a budget as text": ({"members": [{"perturb": "fog", "max_tests": "many"}]}, "whole number.* got 'many'"),
     "two kinds of magnitude": ({"members": [{"perturb": "fog", "magnitude": 1, "magnitudes": [1]}]}, "keep one"),
     "a negative magnitude": ({"members": [{"perturb": "fog", "magnitude": -1}]}, "positive number, got -1"),
     "an unknown theta": ({"members": [{"perturb": "fog", "levels": [{"densty": 1}]}]}, "did you mean 'density'"),
@@ -85,17 +86,16 @@ def test_a_named_suite_leaves_out_what_does_not_fit_and_says_so():
         choose_suite("corruption", (3, 32, 32))
 
 
-def test_corruptions_get_stronger_with_their_severity():
+@pytest.mark.parametrize("shape", [(3, 224, 224), (3, 32, 32)])
+def test_corruptions_get_stronger_with_their_severity(shape):
     """The first theta, measured from its identity; elastic and glass change the kind of distortion instead."""
-    for corruption in CORRUPTIONS:
-        for severities in (corruption.large, corruption.small):
-            assert len(severities) == 5
-            theta = next(
-                theta
-                for name in corruption.perturb.split(" + ")
-                for theta in PERTURBATIONS[name].theta
-                if theta.name == corruption.theta[0]
-            )
-            reach = [abs(severity[0] - theta.identity) for severity in severities]
-            assert reach == sorted(reach) or corruption.name == "elastic_transform"
-        assert corruption.note.startswith(("same:", "close:", "substitute:"))
+    suite = choose_suite("corruptions", shape)
+    assert len(suite.members) == 15
+    for member in suite.members:
+        assert len(member.levels) == 5
+        name, _ = member.levels[0].theta[0]
+        [theta] = [theta for theta in member.perturbation.theta if theta.name == name]
+        reach = [abs(level.theta[0][1] - theta.identity) for level in member.levels]
+        assert reach == sorted(reach) or member.name == "elastic_transform"
+        assert theta.identity + reach[-1] in (theta.high, 2 * theta.identity - theta.low) or reach != sorted(reach)
+        assert member.note.startswith(("same:", "close:", "substitute:"))

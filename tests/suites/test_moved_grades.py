@@ -9,9 +9,8 @@ from themis.measure.calculator import Calculator
 from themis.measure.sweep import sweep
 from themis.oracle import choose_oracle
 from themis.perturb import choose_perturbation
-from themis.suites.definition import SuiteMember
+from themis.suites.definition import Level, SuiteMember
 from themis.suites.grades import grade_member
-from themis.suites.levels import Level
 
 
 def test_a_perfect_segmentation_has_no_error_under_geometry():

@@ -14,6 +14,7 @@ from suites import MEMBERS, classifier, pictures, small_suite
 import themis
 from themis import ModelError, UsageError
 from themis.perturb import disturb
+from themis.report.gates.gates import Gates, check_suite_gates
 from themis.report.suite import read_suite_view
 from themis.suites.budget import MemberProgress, fixed_steps, next_step
 from themis.suites.definition import read_suite
@@ -87,16 +88,16 @@ def test_the_error_at_a_level_is_that_of_a_plain_loop(suite):
         wrong = is_wrong.double().mean(1).tolist()
         assert suite.errors[name] == pytest.approx(wrong, abs=1e-12)
         assert max(wrong) > 0.1
-        assert suite.wrong[name].tolist() == is_wrong.sum(0).tolist()
-        for error, count in zip(suite.level_errors[name], is_wrong.sum(1).tolist(), strict=True):
+        assert suite.grades.wrong[name].tolist() == is_wrong.sum(0).tolist()
+        for error, count in zip(suite.grades.level_errors[name], is_wrong.sum(1).tolist(), strict=True):
             limits = binomtest(count, 120).proportion_ci(0.95)
             assert (error.low, error.high) == pytest.approx((limits.low, limits.high), abs=1e-5)
         [row] = [row for row in suite.rows if row.name == name]
-        assert row.error_interval == (suite.member_errors[name].low, suite.member_errors[name].high)
+        assert row.error_interval == (suite.grades.member_errors[name].low, suite.grades.member_errors[name].high)
         assert row.error_interval[0] < row.error < row.error_interval[1]
     assert suite.clean_error == pytest.approx(0.1)
     assert suite.mean_score == pytest.approx(1 - np.mean([np.mean(levels) for levels in suite.errors.values()]))
-    assert suite.relative_score == pytest.approx(suite.mean_score / 0.9)
+    assert suite.grades.relative_score == pytest.approx(suite.mean_score / 0.9)
 
 
 def test_mce_is_that_of_a_plain_loop(suite, tmp_path):
@@ -123,7 +124,7 @@ def test_mce_is_that_of_a_plain_loop(suite, tmp_path):
     assert found.relative_mce == pytest.approx(np.mean(added))
     assert found.mce_interval[0] < found.mce < found.mce_interval[1]
     assert found.relative_mce_interval[0] < found.relative_mce < found.relative_mce_interval[1]
-    low, high = suite.score_intervals[0]
+    low, high = suite.grades.score_intervals[0]
     assert 1 - high == pytest.approx(suite.mean_error.low)
     said = " ".join(sentences(suite, found))
     assert re.search(r"Error \d+\.\d% \(95%: .* to .*\) on average over the levels", said)
@@ -150,6 +151,14 @@ def test_mce_is_that_of_a_plain_loop(suite, tmp_path):
 def test_a_baseline_that_does_not_fit_is_refused(suite, baseline, message):
     with pytest.raises(UsageError, match=message):
         suite.corruption_errors(baseline)
+
+
+def test_the_members_of_a_suite_have_gates_per_slice(suite):
+    results = check_suite_gates(suite, Gates.of(max_fault_rate=0.5, slice_by="class"))
+    for _, of_member in results.members:
+        slices = [result.gate for result in of_member.results if "[" in result.gate]
+        assert len(slices) > 1
+        assert all(gate.startswith("max_fault_rate[class ") for gate in slices)
 
 
 def test_slices_count_every_graded_or_uniform_test(suite):
@@ -311,17 +320,19 @@ def test_random_disturbances_name_the_most_fragile_if_their_intervals_tell_it_ap
     assert strong.low > weak.high
     assert sentences(suite)[0].startswith(f"Most fragile under gaussian-5: {strong.value:.1%} of random disturbances")
     view = read_suite_view(suite)
-    assert view.verdict == f"{sentences(suite)[0]} Only under gaussian-5 is the fault rate clearly above 5%."
-    assert [row.name for row in view.members] == ["gaussian-5", "gaussian-0.001"]
+    assert view["verdict"] == f"{sentences(suite)[0]} Only under gaussian-5 is the fault rate clearly above 5%."
+    assert [row["name"] for row in view["members"]] == ["gaussian-5", "gaussian-0.001"]
 
 
 def test_levels_name_the_most_fragile_if_random_disturbances_are_few(tmp_path):
-    suite = small_suite(tmp_path, members=gaussians(0.001, 0.02, 0.4, 0.01, levels=2), max_tests=16)
+    suite = small_suite(tmp_path, members=gaussians(0.001, 0.02, 0.4, 0.01, levels=3), max_tests=16)
     assert all(row.fault_rate.low == 0 for row in suite.rows)
     assert max(suite.rows, key=lambda row: row.error).name == "gaussian-0.4"
     share = f"{np.mean(suite.errors['gaussian-0.4']):.1%}"
     assert sentences(suite)[0].startswith(f"Most fragile under gaussian-0.4: {share} of answers are wrong on average")
-    assert read_suite_view(suite).verdict.startswith(sentences(suite)[0])
+    view = read_suite_view(suite)
+    assert view["verdict"].startswith(sentences(suite)[0])
+    assert view["levels"][0]["levels"] == ["strength 0.333", "strength 0.667", "strength 1"]
 
 
 def test_without_levels_few_random_disturbances_name_no_most_fragile(tmp_path):
@@ -333,8 +344,8 @@ def test_without_levels_few_random_disturbances_name_no_most_fragile(tmp_path):
 
 def test_a_model_withstands_a_suite_only_if_it_makes_no_errors_at_levels(tmp_path):
     robust = small_suite(tmp_path / "robust", members=gaussians(1e-6, 2e-6, levels=1), max_tests=8)
-    assert read_suite_view(robust).verdict == "The model withstood all 2 perturbations of this suite."
+    assert read_suite_view(robust)["verdict"] == "The model withstood all 2 perturbations of this suite."
     assert sentences(robust)[0] == "No random disturbance failed."
     graded = small_suite(tmp_path / "graded", members=gaussians(1e-6, 0.2, levels=1), max_tests=4, uniform_share=1)
     assert not any(row.faults for row in graded.rows)
-    assert read_suite_view(graded).verdict.startswith("Most fragile under gaussian-0.2: ")
+    assert read_suite_view(graded)["verdict"].startswith("Most fragile under gaussian-0.2: ")

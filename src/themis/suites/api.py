@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Unpack
@@ -13,17 +14,18 @@ from typing import Any, Unpack
 import numpy as np
 from torch import nn
 
-from themis.campaign.callback import Callback, Callbacks
-from themis.campaign.series import CampaignSeries, open_series, open_stored, refuse_changes
-from themis.campaign.setup import CampaignPlan, TestedModel, class_numbers, read_tested
+from themis.campaign.callback import Callback
+from themis.campaign.recorder import Callbacks
+from themis.campaign.series import CampaignSeries, open_series, refuse_changes
+from themis.campaign.setup import CampaignPlan, TestedModel, class_of_seeds, read_tested
 from themis.data.features import Features
 from themis.data.seeds import read_seeds
+from themis.data.slices import SliceColumn, class_column, metadata_columns
 from themis.errors import UsageError
 from themis.judge import choose_judge
 from themis.keywords import SuiteKeywords
 from themis.measure.calculator import Calculator
 from themis.perturb import Perturbation
-from themis.perturb.perturbation import is_same_code
 from themis.runs.environment import as_plain_data
 from themis.runs.estimates import read_progress
 from themis.runs.run import Round, Run
@@ -31,21 +33,26 @@ from themis.runs.source import Origin, recorded_origin
 from themis.runs.store.files import is_database
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import DATABASE
-from themis.runs.store.writer import Writer
 from themis.runs.trust import Trusted, permit
 from themis.search import choose_policy
-from themis.settings import Settings
-from themis.suites.budget import BudgetStep, MemberProgress, fixed_steps, next_step
-from themis.suites.definition import SuiteDefinition, SuiteMember, read_suite
-from themis.suites.folder import RESERVED, SuiteFolder, read_record, signed
+from themis.search.boundary import Boundary
+from themis.settings import UNDECIDED, Settings
+from themis.suites.budget import OPEN_REASONS, BudgetStep, MemberProgress, fixed_steps, next_step
+from themis.suites.decide import SuiteDecision, decide_suite, looks
+from themis.suites.definition import MEMBER_KEYS, SuiteDefinition, SuiteMember, read_suite
+from themis.suites.folder import RESERVED, SuiteFolder, new_record, read_record, signed
 from themis.suites.grades import LevelGrade, grade_clean, grade_member, graded_rows, plain_grade
 from themis.suites.named import choose_suite
 from themis.suites.options import TESTS_PER_MEMBER, SuiteOptions, read_options
-from themis.suites.result import SuiteRun
-from themis.suites.slices import SliceColumn, class_column, metadata_columns
+from themis.suites.published import grade_published, is_published
+from themis.suites.result import Baseline, SuiteRun
+from themis.target.against import Against
 from themis.target.alignment import align_seeds
 from themis.target.blackbox import as_target
 from themis.target.target import AnyTarget, refuse_target_options
+
+SAVED_GRADES = 1.0
+"""Seconds of grading that may be lost if the process is killed."""
 
 
 class SuiteListener:
@@ -72,21 +79,38 @@ class SuitePlan:
     suite: SuiteDefinition
     options: SuiteOptions
     settings: Settings
+    baseline: Baseline | None = None
 
     def __post_init__(self) -> None:
         for member in self.suite.members:
             if member.name in RESERVED:
                 raise UsageError(f"a member must not be named {member.name!r}, which is a file of the suite: rename it")
-        if self.settings.criterion is not None or choose_policy(self.settings.policy).takes_rivals:
+        policy = choose_policy(self.settings.policy)
+        if self.settings.criterion is not None or policy.takes_rivals or isinstance(policy, Boundary):
             raise UsageError(
                 "several perturbations share one clean sweep, so they must have neither a criterion nor a policy with "
-                "rivals: leave them out, or test one perturbation with themis run"
+                "rivals or a reference: leave them out, or test one perturbation with themis run"
+            )
+        if self.options.decide is not None and not any(member.levels for member in self.suite.members):
+            raise UsageError(
+                f"{self.options.decide} needs members that are graded at levels, but the suite has none: use suite "
+                "corruptions, or add levels"
             )
         choose_judge(self.settings.judge)  # refuses an unknown name before anything runs
 
     @property
     def perturbations(self) -> list[Perturbation]:
         return [member.perturbation for member in self.suite.members]
+
+    @property
+    def recorded_options(self) -> dict[str, Any]:
+        """The options that a suite keeps when it is resumed: all but the time of this call."""
+        named = {name: getattr(self.options, name) for name in ("share", "level_seeds", "decide")}
+        return {"max_tests": self.max_tests, **named}
+
+    @property
+    def recorded_settings(self) -> dict[str, Any]:
+        return {name: as_plain_data(value) for name, value in asdict(self.settings).items()}
 
     @property
     def max_tests(self) -> int:
@@ -106,6 +130,7 @@ def run_suite(
     *,
     out: str | Path,
     metadata: Any = None,
+    baseline: Baseline | None = None,
     origin: Origin | None = None,
     features: Features | str | Path | None = None,
     classes: Sequence[str] | None = None,
@@ -122,9 +147,11 @@ def run_suite(
         target: The model under test, as for `themis.run`.
         data: The seeds, as for `themis.run`.
         suite: A name (corruptions, weather, camera, noise, geometry, signals, tables, attacks), a YAML file, a dict
-            with `members` as in such a file, or a list of perturbations.
+            with `members` as in such a file, a list of perturbations, or published files, such as `cifar10c:FOLDER`,
+            on which the model is graded without a campaign.
         out: Folder for the results; every member gets an ordinary run folder in it.
         metadata: Columns to slice by, with one row per input of the data: a CSV file, or a dict of columns.
+        baseline: What mCE is relative to if `decide` is a claim about it, as for `SuiteRun.corruption_errors`.
         origin: How another process can build the target and the data again.
         features: What the columns of a table may hold, as for `themis.run`.
         classes: Class names by number; by default those that the data has.
@@ -132,11 +159,24 @@ def run_suite(
         listener: Notified as the suite proceeds.
     """
     refuse_target_options(options)
+    if isinstance(target, Against):
+        raise UsageError("a suite must test a model without a reference: test one perturbation with themis.run")
     suite_options, settings = read_options(dict(options))
+    decide = suite_options.decide or ""
+    if decide.startswith("mce") != (baseline is not None):
+        raise UsageError(
+            f"a baseline is for a claim about mce, which needs one, got decide {decide or None!r} and baseline "
+            f"{baseline!r}: pass baseline (--mce-baseline) with a claim about mce, and with no other"
+        )
+    if isinstance(baseline, str | Path) and Path(baseline).is_dir():
+        SuiteRun(baseline)  # refuses another folder before anything runs
     seeds = read_seeds(data, settings.max_seeds)
+    if is_published(suite):
+        tested = read_tested(target, seeds, [], settings, origin, features, classes)
+        return grade_published(tested, suite, suite_options, settings, out, (listener or SuiteListener()).on_grades)
     plan = SuitePlan(choose_suite(suite, align_seeds(as_target(target), seeds).shape[1:]), suite_options, settings)
     tested = read_tested(target, seeds, plan.perturbations, settings, origin, features, classes)
-    return _run(out, plan, tested, metadata, listener, callbacks)
+    return _run(out, replace(plan, baseline=baseline), tested, metadata, listener, callbacks)
 
 
 def resume_suite(
@@ -166,14 +206,19 @@ def resume_suite(
             f"the suite in {out} does not record how to create its model and data, because it was started from Python: "
             "pass target and data"
         )
-    if suite is None:
+    published = record["perturbation"] if suite is None else suite
+    if suite is None and not is_published(published):
         from themis.runs.trust import perturbation_code
 
         permission.require(perturbation_code(record["perturbation"]))
         with nullcontext() if origin is None else origin.in_folder():
-            definition = _recorded_definition(record, imports=permission.is_granted)
-    settings = Settings.recorded(record["settings"])
+            members = [{key: member[key] for key in MEMBER_KEYS if key in member} for member in record["members"]]
+            definition = read_suite({"name": record["name"], "members": members}, imports=permission.is_granted)
+            definition = replace(definition, notes=tuple(record["notes"]))
+    settings = Settings(**record["settings"])
     options = SuiteOptions(**record["options"])
+    if options.decide is not None:
+        raise UsageError(f"a suite that decides {options.decide} must be started again with the command that began it")
     options = replace(options, max_tests=options.max_tests if max_tests is None else max_tests, max_seconds=max_seconds)
     if target is None:
         assert origin is not None
@@ -182,6 +227,9 @@ def resume_suite(
         assert origin is not None
         data = origin.read()
     seeds = read_seeds(data, settings.max_seeds)
+    if is_published(published):
+        tested = read_tested(target, seeds, [], settings, origin, None, record.get("classes"))
+        return grade_published(tested, published, options, settings, out, (listener or SuiteListener()).on_grades)
     if suite is not None:
         definition = choose_suite(suite, align_seeds(as_target(target), seeds).shape[1:])
     if metadata is None:
@@ -189,13 +237,6 @@ def resume_suite(
     plan = SuitePlan(definition, options, settings)
     tested = read_tested(target, seeds, plan.perturbations, settings, origin, None, record.get("classes"))
     return _run(out, plan, tested, metadata, listener, callbacks, signs=permission.is_granted)
-
-
-def _recorded_definition(record: dict[str, Any], *, imports: bool) -> SuiteDefinition:
-    keys = ("name", "perturb", "magnitude", "weight", "max_tests", "levels", "note")
-    members = [{key: member[key] for key in keys if key in member} for member in record["members"]]
-    suite = read_suite({"name": record["name"], "members": members}, imports=imports)
-    return replace(suite, notes=tuple(record.get("notes", ())))
 
 
 def _run(
@@ -225,11 +266,13 @@ def _run(
             if isinstance(metadata, str | Path):
                 record["metadata"] = str(Path(metadata).absolute())
             seconds_before = record["seconds"]
-            record = signed({**record, "state": "running", "options": _recorded_options(plan)})
-            limit = TimeLimit(None if plan.options.max_seconds is None else began + plan.options.max_seconds)
-            columns = _slice_columns(series, metadata)
+            record = signed({**record, "state": "running", "options": plan.recorded_options})
+            limit = TimeLimit(began + (plan.options.max_seconds or inf))
+            columns = (
+                [] if plan.options.decide else _slice_columns(series, metadata)
+            )  # their intervals are for one look
             work = _SuiteWork(plan, series, folder, record, (*callbacks, limit), listener, columns, limit, signs)
-            listener.on_start(plan.suite, len(tested.seeds), plan.max_tests)
+            listener.on_start(plan.suite, len(tested.seeds), 0 if plan.options.decide else plan.max_tests)
             state = "failed"
             try:
                 state = "ended" if work.run() else "out of time" if limit.is_over else "interrupted"
@@ -245,7 +288,7 @@ def _run(
 
 @dataclass
 class _SuiteWork:
-    """A suite being run. `record` is the content of `suite.json`, which is written before every step."""
+    """A suite being run. `record` is the content of `suite.json`, in which every step is recorded before it begins."""
 
     plan: SuitePlan
     series: CampaignSeries
@@ -257,75 +300,93 @@ class _SuiteWork:
     limit: TimeLimit
     signs: bool
     """See `CampaignSeries.resume`."""
-    summaries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    summaries: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     """Of the members that have run, by name."""
-    checked: set[str] = field(default_factory=set)
-    """Members whose campaigns are known to be of this model."""
+    saved_at: float = -inf
 
     def run(self) -> bool:
         """Run what is left to do; returns whether the suite has ended, rather than being interrupted."""
+        if self.plan.options.decide is not None:
+            return self._decide(self.plan.options.decide)
         suite, options, max_tests = self.plan.suite, self.plan.options, self.plan.max_tests
-        members = {member.name: member for member in suite.members}
-        for name in members:
-            if (summary := _summary(self.folder.member(name))) is not None:
-                self.summaries[name] = summary
-        fixed = fixed_steps(suite.members, max_tests, options.share)
-        begun = {step["member"]: BudgetStep(**step) for step in self.record["schedule"]}  # the last step of each member
-        for step in begun.values():  # one of them may have been interrupted
-            if not self._take(step, members[step.member]):
-                return False
-        for step in fixed:
-            if step.member not in begun and not self._plan(step, members[step.member]):
-                return False
+        for member in suite.members:
+            out = self.folder.member(member.name)
+            if is_database(out / DATABASE):
+                with closing(Reader(out, is_brief=True)) as run:
+                    self.summaries[member.name] = run.summary()
+        schedule = self.record["schedule"]
+        begun = {step["member"] for step in schedule}
+        schedule += [
+            asdict(step) for step in fixed_steps(suite.members, max_tests, options.share) if step.member not in begun
+        ]
+        self._save()
+        last = {step["member"]: BudgetStep(**step) for step in schedule}  # one of these may have been interrupted
+        if not all(map(self._take, last.values())):
+            return False
         rows = graded_rows(len(self.series.tested.seeds), options.level_seeds, self.plan.settings.random_seed)
         for member in suite.members:
             if self.limit.is_over:
                 return False
             self._grade(member, rows)
-        n_steps = sum(step["reason"] != "share" for step in self.record["schedule"])
         while True:
+            n_steps = sum(step["reason"] != "share" for step in schedule)
             following = next_step(suite.members, self._progress(), n_steps, max_tests, options.share)
             if following is None:
                 return True
-            if not self._plan(following, members[following.member]):
+            if self.limit.is_over:
                 return False
-            n_steps += 1
+            schedule.append(asdict(following))
+            self._save()
+            if not self._take(following):
+                return False
 
-    def _plan(self, step: BudgetStep, member: SuiteMember) -> bool:
-        """Take a new step, which is recorded before it begins; returns whether it was not interrupted."""
+    def _save(self, least_seconds: float = 0.0) -> None:
+        """Write `suite.json`, unless it was written less than some seconds ago."""
+        if perf_counter() - self.saved_at >= least_seconds:
+            self.folder.write(self.record)
+            self.saved_at = perf_counter()
+
+    def _take(self, step: BudgetStep) -> bool:
+        """Let a member continue up to the tests of a recorded step; returns whether it was not interrupted."""
+        known = self.summaries.get(step.member)
+        if known is not None and (
+            known["stop_reason"] not in OPEN_REASONS
+            or (known["stop_reason"] == "tests" and known["tests"] >= step.max_tests)
+        ):
+            return True
         if self.limit.is_over:
             return False
-        self.record["schedule"].append(asdict(step))
-        self.folder.write(self.record)
-        return self._take(step, member)
-
-    def _take(self, step: BudgetStep, member: SuiteMember) -> bool:
-        """Let a member continue up to the tests of a step; returns whether it was not interrupted."""
+        member = next(member for member in self.plan.suite.members if member.name == step.member)
         out = self.folder.member(member.name)
-        summary = self.summaries.get(member.name)
-        if summary is not None and _has_reached(summary, step.max_tests):
-            return True
         callbacks = Callbacks((*self.listener.callbacks_of(out), *self.callbacks))
-        campaign = self.plan.campaign(member, step.max_tests)
-        if is_database(out / DATABASE) and _has_started(out):
-            with open_stored(out) as stored:
-                campaign = _recorded_campaign(campaign, stored.run)
-                if member.name not in self.checked:
-                    self.series.check_same(campaign, stored.run, _calculator(self.series).clean.oracle)
-                run = self.series.resume(campaign, stored, callbacks, signs=self.signs)
-        else:
-            with closing(Writer(out)) as store:
-                run = self.series.run(campaign, store, callbacks)
-        self.checked.add(member.name)
+        run = self.series.proceed(self.plan.campaign(member, step.max_tests), out, callbacks, signs=self.signs)
         self.summaries[member.name] = run.summary()
         n_tests = sum(progress.tests for progress in self._progress().values())
         self.listener.on_step(step, run, n_tests, self.plan.max_tests)
         return run.stop_reason != "user"
 
+    def _decide(self, claim: str) -> bool:
+        """Grade more and more seeds until a claim is decided; returns whether time was enough."""
+        n_seeds, most = len(self.series.tested.seeds), self.plan.options.level_seeds
+        counts = looks(n_seeds if most is None else min(n_seeds, most))
+        decision = SuiteDecision(claim, len(counts))
+        for n in counts:
+            self.record |= {"grades": {}, "clean": None, "slices": [], "decision": asdict(decision)}
+            rows = graded_rows(n_seeds, n, self.plan.settings.random_seed)
+            for member in self.plan.suite.members:
+                if self.limit.is_over:
+                    return False
+                self._grade(member, rows)
+            self._save()
+            decision = decide_suite(SuiteRun(self.folder.path), decision, self.plan.baseline)
+            self.record["decision"] = asdict(decision)
+            self._save()
+            if decision.verdict != UNDECIDED:
+                break
+        return True
+
     def _progress(self) -> dict[str, MemberProgress]:
-        none = MemberProgress(0, True, 1.0, 1.0)
-        known = {name: MemberProgress.of(summary) for name, summary in self.summaries.items()}
-        return {member.name: known.get(member.name, none) for member in self.plan.suite.members}
+        return {member.name: MemberProgress.of(self.summaries.get(member.name)) for member in self.plan.suite.members}
 
     def _grade(self, member: SuiteMember, rows: Any) -> None:
         """Grade a member at its levels, unless that was done before."""
@@ -341,7 +402,7 @@ class _SuiteWork:
         self.record["grades"][member.name] = [plain_grade(grade) for grade in graded]
         tests = np.full(len(rows), len(member.levels), dtype=np.int64)
         self._count(member.name, rows, tests, np.sum([grade.wrong for grade in graded], axis=0))
-        self.folder.write(self.record)
+        self._save(SAVED_GRADES)
         self.listener.on_grades(member.name, graded)
 
     def _count(self, name: str, rows: Any, tests: Any, faults: Any) -> None:
@@ -350,9 +411,11 @@ class _SuiteWork:
         counts[:, rows] = tests, faults
         kept = {column["name"]: column for column in self.record["slices"]}
         for column in self.columns:
-            entry = kept.setdefault(column.name, {"name": column.name, "values": list(column.values), "counts": {}})
+            entry = kept.setdefault(
+                column.name, {"name": column.name, "values": list(column.values), "counts": {}, "independent": {}}
+            )
             entry["counts"][name] = column.counts(*counts)
-            entry.setdefault("independent", {})[name] = column.independent_tests(*counts)
+            entry["independent"][name] = column.independent_tests(*counts)
         self.record["slices"] = list(kept.values())
 
     def slices(self) -> list[dict[str, Any]]:
@@ -374,58 +437,46 @@ class _SuiteWork:
 class TimeLimit(Callback):
     """Stops the campaign that is running when the time of its suite is over; the suite can be resumed."""
 
-    def __init__(self, deadline: float | None) -> None:
+    def __init__(self, deadline: float) -> None:
         self.deadline = deadline
 
     @property
     def is_over(self) -> bool:
-        return self.deadline is not None and perf_counter() >= self.deadline
+        return perf_counter() >= self.deadline
 
     def on_round(self, round: Round) -> None:
         if self.is_over:
             raise KeyboardInterrupt
 
 
-def _recorded_options(plan: SuitePlan) -> dict[str, Any]:
-    """The options that a suite keeps when it is resumed: all but the time of this call."""
-    options = {**asdict(plan.options), "max_tests": plan.max_tests}
-    return {name: value for name, value in options.items() if name != "max_seconds"}
+def _slice_columns(series: CampaignSeries, metadata: Any) -> list[SliceColumn]:
+    seeds = series.tested.seeds
+    classes = class_column(class_of_seeds(_calculator(series)), seeds.classes)
+    return [*([] if classes is None else [classes]), *metadata_columns(metadata, seeds.seed_id.numpy())]
 
 
 def _new_record(plan: SuitePlan, series: CampaignSeries) -> dict[str, Any]:
     """The content of `suite.json` before the first test."""
-    calculator, suite, tested = _calculator(series), plan.suite, series.tested
-    return {
+    suite = plan.suite
+    stated = {
         "name": suite.name,
-        "members": [{**member.plain(), "range": member.range} for member in suite.members],
+        "members": suite.recorded(),
         "notes": list(suite.notes),
-        "options": _recorded_options(plan),
-        "settings": {name: as_plain_data(value) for name, value in asdict(plan.settings).items()},
-        "origin": None if tested.origin is None else tested.origin.as_dict(),
+        "options": plan.recorded_options,
+        "settings": plan.recorded_settings,
         "perturbation": " + ".join(member.perturbation.name for member in suite.members),
-        "perturbation_code": None,
-        "environment": series.environment | series.hashes,
-        "classes": None if tested.class_names is None else list(tested.class_names),
-        "fault": calculator.clean.oracle.describe(),
-        "schedule": [],
-        "state": "running",
-        "passes": calculator.passes,
-        "seconds": 0.0,
-        "clean": None,
-        "grades": {},
-        "slices": [],
     }
+    return new_record(series.tested, series.environment | series.hashes, _calculator(series), stated)
 
 
 def _check_same(stored: dict[str, Any], plan: SuitePlan, path: Path) -> None:
     """Refuse to resume another suite, or one whose finished steps would have been others."""
     suite, options = plan.suite, plan.options
-    now = [{**member.plain(), "range": member.range} for member in suite.members]
     changes = []
-    if stored["name"] != suite.name or stored["members"] != _as_json(now):
+    if stored["name"] != suite.name or stored["members"] != suite.recorded():
         changes.append("its list of members")
-    plain = {name: as_plain_data(value) for name, value in asdict(plan.settings).items()}
-    changes += [name for name, value in plain.items() if stored["settings"].get(name) != value and name != "max_tests"]
+    settings = plan.recorded_settings.items()
+    changes += [name for name, value in settings if stored["settings"].get(name) != value and name != "max_tests"]
     before = stored["options"]
     changes += [name for name in ("share", "level_seeds") if before.get(name) != getattr(options, name)]
     if changes:
@@ -440,55 +491,7 @@ def _check_same(stored: dict[str, Any], plan: SuitePlan, path: Path) -> None:
         )
 
 
-def _recorded_campaign(campaign: CampaignPlan, run: Reader) -> CampaignPlan:
-    """The campaign of a member as its run folder has it, which must be one under the same perturbation."""
-    perturbation = campaign.perturbation.within(run.ranges)
-    is_same = perturbation.name == run.record["perturbation"]
-    if not is_same or not is_same_code(perturbation.code, run.record["perturbation_code"]):
-        raise UsageError(
-            f"the perturbation must be the same as in {run.path}, {run.record['perturbation']!r}, got "
-            f"{perturbation.name!r}: pass the same one, or choose another folder"
-        )
-    settings = Settings.recorded({**run.record["settings"], "max_tests": campaign.settings.max_tests})
-    return replace(campaign, perturbation=perturbation, settings=settings)
-
-
 def _calculator(series: CampaignSeries) -> Calculator:
     """The calculator of the clean sweep, which all members share."""
     assert series.sweep is not None
     return series.sweep.calculator
-
-
-def _as_json(value: Any) -> Any:
-    """Plain data as JSON reads it back: tuples are lists."""
-    import json
-
-    return json.loads(json.dumps(value))
-
-
-def _slice_columns(series: CampaignSeries, metadata: Any) -> list[SliceColumn]:
-    clean, seeds = _calculator(series).clean, series.tested.seeds
-    numbers = class_numbers(clean.labels.cpu() if clean.labels is not None else None, len(seeds))
-    if clean.labels is None and clean.outputs.ndim == 2 and clean.outputs.shape[1] > 1:
-        numbers = clean.outputs.argmax(1).cpu().numpy()
-    classes = class_column(numbers, seeds.classes)
-    return [*([] if classes is None else [classes]), *metadata_columns(metadata, seeds.seed_id.numpy())]
-
-
-def _summary(out: Path) -> dict[str, Any] | None:
-    if not is_database(out / DATABASE):
-        return None
-    with closing(Reader(out, is_brief=True)) as run:
-        return run.summary()
-
-
-def _has_reached(summary: dict[str, Any], max_tests: int) -> bool:
-    """Whether a campaign has no test left to run, up to this many."""
-    if summary["stop_reason"] in ("user", "error"):
-        return False
-    return bool(summary["tests"] >= max_tests or summary["stop_reason"] != "tests")
-
-
-def _has_started(out: Path) -> bool:
-    with closing(Reader(out, is_brief=True)) as run:
-        return "start" in run.record

@@ -39,8 +39,10 @@ class MemberProgress:
     """The width of the interval of the fault rate, relative to the rate, or to `SMALL_RATE` if that is larger."""
 
     @staticmethod
-    def of(summary: dict[str, Any]) -> MemberProgress:
-        """From the summary of a campaign."""
+    def of(summary: dict[str, Any] | None) -> MemberProgress:
+        """From the summary of a campaign; None if it has not begun."""
+        if summary is None:
+            return MemberProgress(0, True, 1.0, 1.0)
         risk, rate = summary["residual_risk"], summary["fault_rate"]
         return MemberProgress(
             summary["tests"],
@@ -58,11 +60,6 @@ def fixed_steps(members: Sequence[SuiteMember], max_tests: int, share: float) ->
         n = max(1, round(max_tests * share * member.weight / total))
         steps.append(BudgetStep(member.name, n if member.max_tests is None else min(n, member.max_tests), SHARE))
     return steps
-
-
-def step_size(n_members: int, max_tests: int, share: float) -> int:
-    """Tests of an adaptive step: as many as a member's share on average, so that a step changes what is known."""
-    return max(LEAST_STEP, round(max_tests * max(share, 0.25) / n_members))
 
 
 def next_step(
@@ -89,5 +86,7 @@ def next_step(
         return member.weight * (of.uncertainty if reason == UNCERTAINTY else of.residual_risk)
 
     chosen = max(candidates, key=gain)  # the first of equals
-    tests = progress[chosen.name].tests + min(left, step_size(len(members), max_tests, share))
+    # A step is as large as a member's share on average, so that it changes what is known.
+    step = max(LEAST_STEP, round(max_tests * max(share, 0.25) / len(members)))
+    tests = progress[chosen.name].tests + min(left, step)
     return BudgetStep(chosen.name, tests if chosen.max_tests is None else min(tests, chosen.max_tests), reason)

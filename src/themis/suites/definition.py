@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from themis.compute import rng
 from themis.errors import UsageError, nearest
+from themis.measure.tests import Floats, Ints
 from themis.perturb import Perturbation, choose_perturbation
 from themis.perturb.perturbation import check_fits
-from themis.reading import read_yaml
-from themis.suites.levels import Level, read_levels
+from themis.reading import Form, anything, check_form, items, optional, read_yaml, record, text, whole
 
 MEMBER_KEYS = ("perturb", "name", "magnitude", "magnitudes", "weight", "max_tests", "levels", "note")
 SUITE_KEYS = ("name", "members", "levels")
@@ -21,6 +25,115 @@ UNNAMED = "suite"
 """Name of a suite that the user has not named."""
 MAX_MEMBERS = 500
 EXAMPLE = "members: [fog, {perturb: gaussian, magnitude: 0.2, weight: 2}]"
+
+
+FOR_LEVEL = 70
+"""The purpose of random numbers that choose the theta of a level."""
+Value = float | tuple[float, float]
+"""A fixed theta, or the ends of the range that it is drawn from."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """Where in the range of theta a perturbation is graded: a share of it, or a value for each of some theta.
+
+    strength: every theta goes this share of the way from its identity to one of its bounds, which is chosen at random
+    if there are two. theta: values, or ranges to draw from; a theta that is not named is drawn from its whole range.
+    """
+
+    strength: float | None = None
+    theta: tuple[tuple[str, Value], ...] = ()
+
+    @staticmethod
+    def read(value: Any, place: str) -> Level:
+        """A level as a user writes it: 0.5, or {sigma: 0.08, angle: [-45, 45]}."""
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            if not 0 < value <= 1:
+                raise UsageError(f"{place} must be a strength above 0 and up to 1, got {value:g}: 1 is the whole range")
+            return Level(strength=float(value))
+        if not isinstance(value, Mapping) or not value:
+            raise UsageError(
+                f"{place} must be a strength such as 0.5, or values of theta such as {{sigma: 0.08}}, got {value!r}"
+            )
+        return Level(theta=tuple((str(name), _read_value(item, f"{place}.{name}")) for name, item in value.items()))
+
+    def check(self, perturbation: Perturbation, place: str) -> None:
+        """Refuse a theta that the perturbation does not have, or a value outside of its range."""
+        known = {theta.name: theta for theta in perturbation.theta}
+        for name, value in self.theta:
+            if name not in known:
+                raise UsageError(
+                    f"{place} must name a theta of {perturbation.name!r}, got {name!r}: {nearest(name, known)}"
+                )
+            low, high = known[name].low, known[name].high
+            ends = value if isinstance(value, tuple) else (value, value)
+            if not low <= ends[0] <= ends[1] <= high:
+                plain = perturbation.name.partition("(")[0]
+                raise UsageError(
+                    f"{place}.{name} must lie in {low:g}..{high:g}, the range of {perturbation.name!r}, got "
+                    f"{_format(value)}: widen the range with {plain}({name}=LOW:HIGH), or lower the level"
+                )
+
+    def draw(self, perturbation: Perturbation, seed_id: Ints, random_seed: int) -> Floats:
+        """The theta of one test per seed, `[seeds, dimensions]`: a function of the seed's id and the random seed."""
+        named = dict(self.theta)
+        columns = []
+        for k, theta in enumerate(perturbation.theta):
+            draw = rng.uniform(random_seed, FOR_LEVEL, k, seed_id)
+            if self.strength is not None:
+                is_up = draw < 0.5
+                if theta.identity in (theta.low, theta.high):
+                    is_up = np.full(len(draw), theta.low == theta.identity)
+                bound = np.where(is_up, theta.high, theta.low)
+                columns.append(theta.identity + self.strength * (bound - theta.identity))
+                continue
+            value = named.get(theta.name, (theta.low, theta.high))
+            low, high = value if isinstance(value, tuple) else (value, value)
+            columns.append(low + draw * (high - low))
+        bounds = np.array([[theta.low, theta.high] for theta in perturbation.theta], dtype=np.float32)
+        drawn: Floats = np.stack(columns, 1).astype(np.float32).clip(bounds[:, 0], bounds[:, 1])
+        return drawn
+
+    def plain(self) -> float | dict[str, Any]:
+        """The level as a user writes it."""
+        if self.strength is not None:
+            return self.strength
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in self.theta}
+
+    def __str__(self) -> str:
+        if self.strength is not None:
+            return f"strength {self.strength:g}"
+        return ", ".join(f"{name} {_format(value)}" for name, value in self.theta)
+
+
+def read_levels(value: Any, place: str) -> tuple[Level, ...]:
+    """A list of levels, or a number of levels of equal distance: 5 is 0.2, 0.4, 0.6, 0.8 and 1."""
+    if value is None:
+        return ()
+    if isinstance(value, int) and not isinstance(value, bool):
+        if not 1 <= value <= 100:
+            raise UsageError(
+                f"{place} must be 1 to 100 levels, got {value}: 5 grades at a fifth of the range and so on"
+            )
+        return tuple(Level(strength=(k + 1) / value) for k in range(value))
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise UsageError(
+            f"{place} must be a number of levels such as 5, or a list such as [0.5, 1] or [{{sigma: 0.08}}], got "
+            f"{value!r}"
+        )
+    return tuple(Level.read(item, f"{place}[{k}]") for k, item in enumerate(value))
+
+
+def _read_value(value: Any, place: str) -> Value:
+    ends = value if isinstance(value, list | tuple) else [value]
+    is_number = all(isinstance(end, int | float) and not isinstance(end, bool) for end in ends)
+    if not is_number or len(ends) not in (1, 2) or ends[0] > ends[-1]:
+        raise UsageError(f"{place} must be a number, or [LOW, HIGH] to draw from, got {value!r}")
+    return float(ends[0]) if not isinstance(value, list | tuple) else (float(ends[0]), float(ends[-1]))
+
+
+def _format(value: Value) -> str:
+    return f"{value[0]:g} to {value[1]:g}" if isinstance(value, tuple) else f"{value:g}"
 
 
 @dataclass(frozen=True)
@@ -63,12 +176,16 @@ class SuiteDefinition:
 
     name: str
     members: tuple[SuiteMember, ...]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     def fitted(self, shape: tuple[int, ...]) -> SuiteDefinition:
         """The suite with ranges of theta for inputs `[...]` of this shape."""
         members = (replace(member, perturbation=member.perturbation.fitted(shape)) for member in self.members)
         return replace(self, members=tuple(members))
+
+    def recorded(self) -> list[dict[str, Any]]:
+        """The members as `suite.json` has them."""
+        return [{**member.plain(), "range": member.range} for member in self.members]
 
     def plain(self) -> dict[str, Any]:
         """The definition as a YAML file has it."""
@@ -81,7 +198,17 @@ def read_suite(source: Any, *, imports: bool = True) -> SuiteDefinition:
     imports: whether modules of the user's own may be imported.
     """
     if isinstance(source, Path):
-        return _read_mapping(_read_file(source), str(source), imports=imports)
+        try:
+            content = read_yaml(source)
+        except FileNotFoundError:
+            raise UsageError(
+                f"the suite must be a name or an existing YAML file, but {source} does not exist"
+            ) from None
+        except OSError as error:
+            raise UsageError(f"{source} cannot be read: {error.strerror}; check the path") from error
+        except ValueError as error:
+            raise UsageError(f"{source} must be valid YAML: {error}") from error
+        return _read_mapping(content, str(source), imports=imports)
     if isinstance(source, Mapping):
         return _read_mapping(source, "the suite", imports=imports)
     if isinstance(source, str | Perturbation):
@@ -111,29 +238,39 @@ def leave_out_unfitting(suite: SuiteDefinition, shape: tuple[int, ...]) -> Suite
     return SuiteDefinition(suite.name, tuple(fitting), (*suite.notes, *notes))
 
 
-def _read_file(path: Path) -> Mapping[str, Any]:
-    try:
-        content = read_yaml(path)
-    except FileNotFoundError:
-        raise UsageError(f"the suite must be a name or an existing YAML file, but {path} does not exist") from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}; check the path") from error
-    except ValueError as error:
-        raise UsageError(f"{path} must be valid YAML: {error}") from error
-    if not isinstance(content, Mapping):
-        raise UsageError(f"{path} must have members, got a {type(content).__name__}: write {EXAMPLE}")
-    return content
-
-
 def suite_title(name: str) -> str:
     """How a suite is called in a heading."""
     return "Suite" if name == UNNAMED else f"Suite {name}"
 
 
+def _positive(value: Any, place: str) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e6:
+        raise ValueError(f"{place} must be a positive number, got {value!r}")
+
+
+def _spec(value: Any, place: str) -> None:
+    if not isinstance(value, str | Perturbation) or not value:
+        raise ValueError(f"{place} must be the name of a perturbation such as fog, got {value!r}")
+
+
+_SUITE = record({"members": items(anything)}, {"name": text(1000, r".*\S.*", "text such as street")})
+_MEMBER = record(
+    {"perturb": _spec},
+    {
+        "weight": _positive,
+        "max_tests": optional(whole(1)),
+        "note": text(),
+        "name": text(),
+        "magnitude": optional(_positive),
+        "magnitudes": items(optional(_positive)),
+    },
+)
+
+
 def _read_mapping(content: Mapping[Any, Any], place: str, *, imports: bool) -> SuiteDefinition:
-    _check_keys(content, SUITE_KEYS, place)
-    entries = content.get("members")
-    if isinstance(entries, str) or not isinstance(entries, Sequence) or not entries:
+    _check(content, _SUITE, SUITE_KEYS, place)
+    entries = content["members"]
+    if not entries:
         raise UsageError(f"{place} must have a list of members, got {entries!r}: write {EXAMPLE}")
     levels = read_levels(content.get("levels"), f"levels of {place}")
     members: list[SuiteMember] = []
@@ -141,95 +278,53 @@ def _read_mapping(content: Mapping[Any, Any], place: str, *, imports: bool) -> S
         members += _read_entry(entry, f"member {k + 1} of {place}", levels, imports=imports)
     if len(members) > MAX_MEMBERS:
         raise UsageError(f"{place} must have at most {MAX_MEMBERS} members, got {len(members):,}: split it")
-    name = content.get("name", UNNAMED)
-    if not isinstance(name, str) or not name.strip():
-        raise UsageError(f"name of {place} must be text, got {name!r}: write name: street")
-    return SuiteDefinition(name.strip(), tuple(_named_apart(members)))
+    return SuiteDefinition(content.get("name", UNNAMED).strip(), tuple(_named_apart(members)))
 
 
 def _read_entry(entry: Any, place: str, levels: tuple[Level, ...], *, imports: bool) -> list[SuiteMember]:
     """The members of an entry: one for each of its magnitudes."""
-    if isinstance(entry, str | Perturbation):
-        entry = {"perturb": entry}
-    if not isinstance(entry, Mapping):
-        raise UsageError(f"{place} must be a perturbation or a dict with one, got {entry!r}: write fog")
-    _check_keys(entry, MEMBER_KEYS, place)
-    spec = entry.get("perturb")
-    if not isinstance(spec, str | Perturbation) or not spec:
-        raise UsageError(f"{place} must name its perturbation, got {spec!r}: write perturb: fog")
-    weight, max_tests = entry.get("weight", 1.0), entry.get("max_tests")
-    if not _is_number(weight) or not 0 < weight < 1e6:
-        raise UsageError(f"weight of {place} must be a positive number, got {weight!r}: 1 is the usual weight")
-    if max_tests is not None and (not isinstance(max_tests, int) or isinstance(max_tests, bool) or max_tests < 1):
-        raise UsageError(f"max_tests of {place} must be a whole number of at least 1, got {max_tests!r}")
+    entry = {"perturb": entry} if isinstance(entry, str | Perturbation) else entry
+    _check(entry, _MEMBER, MEMBER_KEYS, place)
+    if "magnitude" in entry and "magnitudes" in entry:
+        raise UsageError(f"{place} must have magnitude or magnitudes, got both: keep one")
     if "levels" in entry:
         levels = read_levels(entry["levels"], f"levels of {place}")
-    note = entry.get("note", "")
-    if not isinstance(note, str):
-        raise UsageError(f"note of {place} must be text, got {note!r}")
     members = []
-    for magnitude in _read_magnitudes(entry, place):
+    for value in entry.get("magnitudes", [entry.get("magnitude")]):
+        magnitude = None if value is None else float(value)
         try:
-            chosen = choose_perturbation(spec, magnitude, imports=imports)
+            chosen = choose_perturbation(entry["perturb"], magnitude, imports=imports)
         except UsageError as error:
             raise UsageError(f"{place}: {error}") from None
         for k, level in enumerate(levels):
             level.check(chosen, f"levels[{k}] of {place}")
-        name = entry.get("name") or _short_name(chosen.name, magnitude)
-        if not isinstance(name, str):
-            raise UsageError(f"name of {place} must be text, got {name!r}")
-        members.append(SuiteMember(_folder_name(name), chosen, magnitude, float(weight), max_tests, levels, note))
+        name = entry.get("name") or re.sub(r"\([^()]*\)", "", chosen.name) + (
+            "" if magnitude is None else f"-{magnitude:g}"
+        )
+        name = re.sub(r"[^\w.-]+", "_", name.strip()).strip("._-")[:80].lower() or "member"  # for every file system
+        weight, note = float(entry.get("weight", 1)), entry.get("note", "")
+        members.append(SuiteMember(name, chosen, magnitude, weight, entry.get("max_tests"), levels, note))
     return members
 
 
-def _read_magnitudes(entry: Mapping[str, Any], place: str) -> list[float | None]:
-    if "magnitude" in entry and "magnitudes" in entry:
-        raise UsageError(f"{place} must have magnitude or magnitudes, got both: keep one")
-    values = entry.get("magnitudes", [entry.get("magnitude")])
-    if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-        raise UsageError(f"magnitudes of {place} must be a list such as [0.1, 0.2], got {values!r}")
-    for value in values:
-        if value is not None and (not _is_number(value) or value <= 0):
-            raise UsageError(f"magnitude of {place} must be a positive number, got {value!r}")
-    return [None if value is None else float(value) for value in values]
-
-
-def _check_keys(content: Mapping[Any, Any], known: Sequence[str], place: str) -> None:
-    for key in content:
+def _check(content: Any, form: Form, known: Sequence[str], place: str) -> None:
+    for key in content if isinstance(content, Mapping) else ():
         if key not in known:
             raise UsageError(f"{place} must not have {key!r}: {nearest(str(key), known)}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _short_name(name: str, magnitude: float | None) -> str:
-    """A name for a folder: that of the perturbation without its ranges, and the magnitude."""
-    plain = re.sub(r"\([^()]*\)", "", name)
-    return plain if magnitude is None else f"{plain}-{magnitude:g}"
-
-
-def _folder_name(name: str) -> str:
-    """A name that every file system accepts."""
-    plain = re.sub(r"[^\w.-]+", "_", name.strip()).strip("._-")[:80]
-    return plain.lower() or "member"
+    try:
+        check_form(content, form, place)
+    except ValueError as error:
+        raise UsageError(f"{error}; write for instance {EXAMPLE}") from None
 
 
 def _named_apart(members: list[SuiteMember]) -> list[SuiteMember]:
     """The members with a number after each name that occurs twice."""
     counts = Counter(member.name for member in members)
-    used: Counter[str] = Counter()
-    taken = set(counts)
-    apart = []
+    taken, apart = set(counts), []
     for member in members:
-        if counts[member.name] > 1:
-            used[member.name] += 1
-            name = f"{member.name}-{used[member.name]}"
-            while name in taken:
-                used[member.name] += 1
-                name = f"{member.name}-{used[member.name]}"
+        name = member.name
+        if counts[name] > 1:
+            name = next(name for k in count(1) if (name := f"{member.name}-{k}") not in taken)
             taken.add(name)
-            member = replace(member, name=name)
-        apart.append(member)
+        apart.append(replace(member, name=name))
     return apart

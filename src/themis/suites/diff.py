@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from themis.errors import UsageError
 from themis.judge.estimate import Estimate
-from themis.runs.diff.api import TESTS, diff_runs
-from themis.runs.diff.result import Diff, escape, show_difference, table
-from themis.runs.diff.versions import LEVEL
-from themis.runs.replay import RunSource
+from themis.runs.analysis.compare import LEVEL, MODEL_REMEDY, NEW_TESTS, DiffOptions, Side, diff_runs
+from themis.runs.analysis.diff import Diff, escape, show_difference, table
+from themis.runs.replay import AnyRun, as_run
 from themis.runs.trust import Trusted
-from themis.suites.folder import is_suite
 from themis.suites.grades import SeedValues, joined
-from themis.suites.members import Rebuild, open_members
-from themis.suites.result import SuiteRun, has_same_seeds
+from themis.suites.result import Rebuild, SuiteRun, as_suite, has_same_seeds, open_members
 from themis.text import percent
 
 HEAD = (
@@ -63,13 +59,9 @@ class SuiteDiff:
         return {name: _difference(self.before, self.after, [name], LEVEL / 2 / len(names)) for name in names}
 
     def _graded(self) -> list[str]:
-        """The members that both suites have graded at as many levels, if they recorded it by seed."""
-        sides = (self.before, self.after)
-        return [
-            name
-            for name in self.members
-            if all(name in side.wrong for side in sides) and len({len(side.errors[name]) for side in sides}) == 1
-        ]
+        """The members that both suites have graded at as many levels."""
+        before, after = self.before.grades.levels, self.after.grades.levels
+        return [n for n in self.members if n in before and n in after and len(before[n]) == len(after[n])]
 
     @property
     def mean_error_difference(self) -> Estimate | None:
@@ -80,22 +72,19 @@ class SuiteDiff:
     @property
     def mean_errors(self) -> tuple[float, float] | None:
         """The mean error over levels and common members, before and after; None without levels."""
-        names = [name for name in self.members if name in self.before.errors and name in self.after.errors]
+        names = self._graded()
         if not names:
             return None
-        before, after = (
-            float(np.mean([np.mean(suite.errors[name]) for name in names])) for suite in (self.before, self.after)
-        )
+        before, after = (float(suite.grades.shares(names).mean()) for suite in (self.before, self.after))
         return before, after
 
     def lines(self) -> list[str]:
         """What the comparison says as a whole."""
         lines = []
-        if self.mean_errors is not None:
-            before, after = self.mean_errors
-            gap = self.mean_error_difference
-            shown = "" if gap is None else f" ({show_difference(gap)})"
-            lines.append(f"Mean error under corruption: {percent(before)} before, {percent(after)} after{shown}.")
+        gap = self.mean_error_difference
+        if self.mean_errors is not None and gap is not None:
+            before, after = (percent(error) for error in self.mean_errors)
+            lines.append(f"Mean error under corruption: {before} before, {after} after ({show_difference(gap)}).")
         first = next(iter(self.members.values()))
         if first.clean is not None:
             lines.append(f"Clean: {first.clean.sentence()}.")
@@ -134,9 +123,7 @@ class SuiteDiff:
 
 def _difference(before: SuiteRun, after: SuiteRun, names: list[str], tail: float) -> Estimate:
     """After minus before of the mean error over the levels of members; each limit fails at most `tail`."""
-    first, second = (
-        np.mean([side.wrong[name] / len(side.errors[name]) for name in names], axis=0) for side in (before, after)
-    )
+    first, second = (side.grades.shares(names) for side in (before, after))
     if has_same_seeds(before, after):
         return SeedValues(second - first, -1.0, 1.0).mean(tail)
     return joined(SeedValues(second, 0.0, 1.0).mean(tail), SeedValues(-first, -1.0, 0.0).mean(tail))
@@ -148,11 +135,11 @@ def _points(difference: Estimate) -> str:
 
 
 def diff(
-    before: RunSource | SuiteRun,
-    after: RunSource | SuiteRun,
+    before: AnyRun | SuiteRun,
+    after: AnyRun | SuiteRun,
     *,
     kind: str = "auto",
-    tests: int = TESTS,
+    tests: int = NEW_TESTS,
     curves: bool = False,
     random_seed: int = 0,
     trust: Trusted = False,
@@ -160,8 +147,8 @@ def diff(
     """Compare two runs, or two suites member by member.
 
     Args:
-        before: The first run, as `themis.run` returned it, as a run folder, or as a `Replayer` with target and data; or
-            the first suite, as `themis.run_suite` returned it, or its folder.
+        before: The first run, as `themis.run` or `themis.open_run` returned it, or its folder; or the first suite, as
+            `themis.run_suite` returned it, or its folder.
         after: The second run or suite.
         kind: `versions` replays the faults of both runs, and new tests, on both models; `techniques` compares what two
             runs found on one model; `auto` is `techniques` if both tested the same model.
@@ -170,19 +157,17 @@ def diff(
         random_seed: The same seed gives the same new tests.
         trust: Folders whose code may run although they were not made on this machine by this user; True for both.
     """
-    n_suites = sum(map(_is_suite, (before, after)))
-    options: dict[str, Any] = {"kind": kind, "tests": tests, "random_seed": random_seed, "trust": trust}
-    if not n_suites:
-        return diff_runs(before, after, curves=curves, **options)  # type: ignore[arg-type]
-    if n_suites == 1:
+    options = DiffOptions(kind, tests, curves, random_seed)
+    suites = [as_suite(side) for side in (before, after)]
+    if suites[0] is not None and suites[1] is not None:
+        return diff_suites(SuiteSide(suites[0]), SuiteSide(suites[1]), options, trust)
+    if suites != [None, None]:
         raise UsageError("a suite must be compared with a suite, got one suite and one run: compare one of its members")
-    if curves:
-        raise UsageError("curves must be left out for suites: compare two of their members for them")
-    return diff_suites(SuiteSide.of(before), SuiteSide.of(after), **options)  # type: ignore[arg-type]
-
-
-def _is_suite(side: Any) -> bool:
-    return isinstance(side, SuiteRun) or (isinstance(side, str | Path) and is_suite(side))
+    first, second = (
+        Side(as_run(side, trust), name)  # type: ignore[arg-type]
+        for side, name in ((before, "the first run"), (after, "the second run"))
+    )
+    return diff_runs(first, second, options)
 
 
 @dataclass(frozen=True)
@@ -192,19 +177,15 @@ class SuiteSide:
     suite: SuiteRun
     rebuild: Rebuild | None = None
     """How its first member is opened, for a model that is elsewhere now."""
-    remedy: str = ""
+    remedy: str = MODEL_REMEDY
     """What to recommend if its model is not the one that was tested."""
 
-    @staticmethod
-    def of(suite: SuiteRun | str | Path) -> SuiteSide:
-        return SuiteSide(suite if isinstance(suite, SuiteRun) else SuiteRun(suite))
 
-
-def diff_suites(
-    before: SuiteSide, after: SuiteSide, *, kind: str, tests: int, random_seed: int, trust: Trusted
-) -> SuiteDiff:
+def diff_suites(before: SuiteSide, after: SuiteSide, options: DiffOptions, trust: Trusted = False) -> SuiteDiff:
     """Compare the members that two suites have in common, as `themis.diff` compares runs."""
     first, second = before.suite, after.suite
+    if options.curves:
+        raise UsageError("curves must be left out for suites: compare two of their members for them")
     with open_members(first, before.rebuild, trust) as old, open_members(second, after.rebuild, trust) as new:
         names = [name for name in old if name in new]
         if not names:
@@ -212,15 +193,9 @@ def diff_suites(
                 f"two suites must have a member in common to be compared, but {first.path} and {second.path} have "
                 "none: run the same suite on both models"
             )
+        options = replace(options, comparisons=len(names))
         members = {
-            name: diff_runs(
-                *(old[name], new[name]),
-                kind=kind,
-                tests=tests,
-                random_seed=random_seed,
-                comparisons=len(names),
-                remedies=(before.remedy, after.remedy),
-            )
+            name: diff_runs(Side(old[name], remedy=before.remedy), Side(new[name], remedy=after.remedy), options)
             for name in names
         }
     return SuiteDiff(first, second, members, tuple(sorted(old.keys() ^ new.keys())))

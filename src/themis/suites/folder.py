@@ -8,10 +8,7 @@ from __future__ import annotations
 import base64
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from themis.errors import StoreError, UsageError
 from themis.reading import (
@@ -46,6 +43,14 @@ from themis.runs.store.files import (
 from themis.runs.store.reader import folders_with, name_folders
 from themis.runs.store.schema import HASH, MAX_JSON, damage_explained
 from themis.runs.trust import TAG, KeyProblem, sign
+from themis.settings import VERDICTS
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from themis.campaign.setup import TestedModel
+    from themis.measure.calculator import Calculator
 
 SUITE, LOCK, REPORT = "suite.json", "suite.lock", "report.html"
 SCHEMA = 1
@@ -57,12 +62,20 @@ _NAME = text(200, r"[\w.-]+", "a name of letters, digits, _, - and .")
 _COUNT = whole(0, MAX_TESTS * 100)
 _BITS = text(MAX_JSON, "[A-Za-z0-9+/=]*", "bits in base64")
 _GRADE = record(
-    {"level": text(1000), "seeds": whole(1, MAX_TESTS), "errors": _COUNT, "error": number(0, 1), "passes": _COUNT},
-    {"score": optional(number()), "score_name": text(100), "wrong": _BITS},  # `wrong` is not in earlier records
+    {
+        "level": text(1000),
+        "seeds": whole(1, MAX_TESTS),
+        "errors": _COUNT,
+        "passes": _COUNT,
+        "score": optional(number()),
+        "score_name": text(100),
+    },
+    {"wrong": _BITS},  # not in records of earlier versions
 )
 _MEMBER = record(
-    {"name": _NAME, "perturb": text(10_000)},
     {
+        "name": _NAME,
+        "perturb": text(10_000),
         "magnitude": optional(number(0)),
         "weight": number(0),
         "max_tests": optional(whole(1, MAX_TESTS)),
@@ -72,10 +85,24 @@ _MEMBER = record(
     },
 )
 _STEP = record({"member": _NAME, "max_tests": whole(1, MAX_TESTS), "reason": text(100)})
+_DECISION = record(
+    {
+        "claim": text(1000),
+        "looks": whole(1, 100),
+        "verdict": one_of(*VERDICTS),
+        "seeds": whole(0, MAX_TESTS),
+        "passes": _COUNT,
+        "figure": optional(record({"value": number(0), "low": number(), "high": number()})),
+    }
+)
 _SLICES = items(
     record(
-        {"name": text(1000), "values": items(text(1000)), "counts": values_of(items(items(_COUNT, 2)))},
-        {"independent": values_of(items(_COUNT))},  # not in records of earlier versions
+        {
+            "name": text(1000),
+            "values": items(text(1000)),
+            "counts": values_of(items(items(_COUNT, 2))),
+            "independent": values_of(items(_COUNT)),
+        }
     )
 )
 FORM = record(
@@ -93,14 +120,12 @@ FORM = record(
         "seconds": number(0),
         "grades": values_of(items(_GRADE)),
         "slices": _SLICES,
-    },
-    {
         "clean": optional(_GRADE),
         "notes": items(text(10_000)),
         "perturbation": text(1_000_000),
         "fault": text(1000),
-        "graded": HASH,
     },
+    {"graded": HASH, "decision": optional(_DECISION)},
 )
 
 
@@ -189,19 +214,46 @@ def read_record(path: str | Path) -> dict[str, Any]:
         if any(name not in names for name in content["grades"]):
             raise ValueError("its grades must be of members of the suite")
         levels = [grade for grades in content["grades"].values() for grade in grades]
-        for grade in [*levels, *([content["clean"]] if content.get("clean") else [])]:
-            if "wrong" in grade and unpack(grade["wrong"], grade["seeds"]).sum() != grade["errors"]:
+        if any("wrong" not in grade for grade in levels):  # an earlier version: to be graded again
+            return content | {"grades": {}, "clean": None}
+        for grade in [*levels, *([content["clean"]] if content["clean"] else [])]:
+            if unpack(grade["wrong"], grade["seeds"]).sum() != grade["errors"]:
                 raise ValueError("its grades must have as many wrong answers as errors")
     return content
 
 
+def new_record(
+    tested: TestedModel, environment: dict[str, Any], calculator: Calculator, stated: dict[str, Any]
+) -> dict[str, Any]:
+    """The content of `suite.json` before the first test. stated: what the user asked for."""
+    return {
+        **stated,
+        "origin": None if tested.origin is None else tested.origin.as_dict(),
+        "perturbation_code": None,
+        "environment": environment,
+        "classes": None if tested.class_names is None else list(tested.class_names),
+        "fault": calculator.clean.oracle.describe(),
+        "schedule": [],
+        "state": "running",
+        "passes": calculator.passes,
+        "seconds": 0.0,
+        "clean": None,
+        "grades": {},
+        "slices": [],
+    }
+
+
 def pack(flags: NDArray[np.int64]) -> str:
     """Ones and zeros as text, a bit for each."""
+    import numpy as np
+
     return base64.b64encode(np.packbits(flags.astype(bool)).tobytes()).decode()
 
 
 def unpack(text: str, n: int) -> NDArray[np.int64]:
     """`n` ones and zeros from their text."""
+    import numpy as np
+
     bits = np.frombuffer(base64.b64decode(text, validate=True), dtype=np.uint8)
     if len(bits) != -(-n // 8):
         raise ValueError(f"the wrong answers of {n} seeds must have a bit for each")

@@ -7,12 +7,14 @@ each seed counts once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import betaincinv
 
 from themis.compute import rng
 from themis.judge.estimate import Estimate
@@ -20,8 +22,10 @@ from themis.judge.risk import TAIL_PROBABILITY, mean_estimate
 from themis.measure.calculator import Calculator
 from themis.measure.tests import Ints, Tests
 from themis.suites.definition import SuiteMember
-from themis.suites.folder import pack
+from themis.suites.folder import pack, unpack
 
+Interval = tuple[float, float]
+"""The ends of a 95% interval."""
 N_DISTINCT = 100
 """Values that a mean is computed from are rounded to this many parts of their range; its limits hardly notice."""
 FOR_SEEDS = 71
@@ -62,11 +66,16 @@ def graded_rows(n_seeds: int, most: int | None, random_seed: int) -> Ints:
 
 def grade_clean(calculator: Calculator, rows: Ints) -> LevelGrade:
     """The grade without a disturbance, from the clean sweep."""
+    at = torch.from_numpy(rows).to(calculator.device)
+    return replace(grade_outputs(calculator, rows, calculator.clean.outputs[at], "clean"), passes=0)
+
+
+def grade_outputs(calculator: Calculator, rows: Ints, outputs: torch.Tensor, level: str) -> LevelGrade:
+    """The grade of an output for each of the seeds `rows`, whose content is where it was."""
     at, clean = torch.from_numpy(rows).to(calculator.device), calculator.clean
-    outputs, labels = clean.outputs[at], None if clean.labels is None else clean.labels[at]
     wrong = clean.compare(at, outputs, None).is_fault.cpu().numpy().astype(np.int64)
-    name, score = _score(calculator, outputs, labels)
-    return LevelGrade("clean", len(rows), int(wrong.sum()), score, 0, wrong, name)
+    name, score = _score(calculator, outputs, None if clean.labels is None else clean.labels[at])
+    return LevelGrade(level, len(rows), int(wrong.sum()), score, len(rows), wrong, name)
 
 
 def grade_member(calculator: Calculator, member: SuiteMember, rows: Ints, random_seed: int) -> list[LevelGrade]:
@@ -108,39 +117,164 @@ def _score(calculator: Calculator, outputs: torch.Tensor, labels: torch.Tensor |
     return next(((name, float(score)) for name, score in scores.items() if name != "error"), ("", None))
 
 
-def mean_score(scores: Sequence[Sequence[float]], clean: float) -> tuple[float, float | None]:
-    """The mean score under corruption (mPC), over the levels and then over the corruptions, and its ratio to the clean
-    score (rPC), which is None if that is 0.
-
-    scores: by corruption and level, such as average precision or accuracy.
-    """
-    mean = float(np.mean([np.mean(levels) for levels in scores]))
-    return mean, mean / clean if clean else None
-
-
-def corruption_errors(errors: dict[str, list[float]], baseline: dict[str, list[float]]) -> dict[str, float | None]:
-    """The corruption error of each corruption: the sum of the errors over its levels, relative to the baseline's."""
-    return {name: _ratio(sum(levels), sum(baseline[name])) for name, levels in errors.items()}
-
-
-def relative_corruption_errors(
-    errors: dict[str, list[float]], clean: float, baseline: dict[str, list[float]], baseline_clean: float
-) -> dict[str, float | None]:
-    """The same for what a corruption adds to the clean error."""
-    return {
-        name: _ratio(sum(e - clean for e in levels), sum(e - baseline_clean for e in baseline[name]))
-        for name, levels in errors.items()
-    }
-
-
-def _ratio(of: float, by: float) -> float | None:
-    """A ratio; None if the baseline makes no errors, or adds none, to compare with."""
-    return of / by if by > 0 else None
-
-
 def plain_grade(grade: LevelGrade) -> dict[str, Any]:
     """A grade as JSON has it."""
     return {**vars(grade), "error": grade.error, "wrong": pack(grade.wrong)}
+
+
+def read_grade(plain: dict[str, Any]) -> LevelGrade:
+    """A grade from JSON."""
+    known = {name: plain[name] for name in LevelGrade.__dataclass_fields__ if name in plain}
+    return LevelGrade(**{**known, "wrong": unpack(plain["wrong"], plain["seeds"])})
+
+
+@dataclass(frozen=True)
+class SuiteGrades:
+    """The answers of a suite's graded seeds: at the levels of each graded member, and without a disturbance."""
+
+    levels: dict[str, list[LevelGrade]]
+    clean: LevelGrade | None
+    """None if no member has levels."""
+    tail: float = TAIL_PROBABILITY
+    """The chance that an end of an interval is wrong, which several looks divide among themselves."""
+
+    @staticmethod
+    def of(record: dict[str, Any]) -> SuiteGrades:
+        """The grades of `suite.json`."""
+        levels = {name: [read_grade(grade) for grade in grades] for name, grades in record["grades"].items() if grades}
+        tail = TAIL_PROBABILITY / (record.get("decision") or {"looks": 1})["looks"]
+        return SuiteGrades(levels, None if record["clean"] is None else read_grade(record["clean"]), tail)
+
+    @cached_property
+    def errors(self) -> dict[str, list[float]]:
+        """The share of wrong answers by member and level."""
+        return {name: [grade.error for grade in grades] for name, grades in self.levels.items()}
+
+    @cached_property
+    def level_errors(self) -> dict[str, list[Estimate]]:
+        """The same with their intervals: at a level, each seed is tested once."""
+        return {
+            name: [_share(grade.errors, grade.seeds, self.tail) for grade in grades]
+            for name, grades in self.levels.items()
+        }
+
+    @cached_property
+    def wrong(self) -> dict[str, NDArray[np.int64]]:
+        """At how many levels of a member each graded seed is answered wrongly `[seeds]`, by member."""
+        return {name: np.sum([grade.wrong for grade in grades], axis=0) for name, grades in self.levels.items()}
+
+    def shares(self, names: Sequence[str]) -> NDArray[np.float64]:
+        """The share of wrong answers of each seed, as the mean over the levels and then over members `[seeds]`."""
+        shares: NDArray[np.float64] = np.mean([self.wrong[name] / len(self.levels[name]) for name in names], axis=0)
+        return shares
+
+    @cached_property
+    def member_errors(self) -> dict[str, Estimate]:
+        """The mean error over the levels of each member, with its interval."""
+        return {name: mean_estimate(self.shares([name]), self.tail) for name in self.levels}
+
+    @cached_property
+    def mean_error(self) -> Estimate | None:
+        """The mean error over the levels of all members, with its interval; None without levels."""
+        return mean_estimate(self.shares([*self.levels]), self.tail) if self.levels else None
+
+    @property
+    def score_name(self) -> str:
+        """What the score is, in words."""
+        name = "" if self.clean is None else self.clean.score_name
+        return {"map": "mean average precision", "iou": "mean IoU"}.get(name, name or "score")
+
+    @property
+    def mean_score(self) -> float | None:
+        """The mean score over levels and members (mPC): accuracy, IoU or average precision; None without labels."""
+        scores = [[grade.score for grade in grades] for grades in self.levels.values()]
+        if self.clean is None or self.clean.score is None or not scores:
+            return None
+        return float(np.mean([np.mean(levels) for levels in scores]))  # type: ignore[arg-type]
+
+    @property
+    def relative_score(self) -> float | None:
+        """The mean score as a share of the clean score (rPC), which is None if that is 0."""
+        score, clean = self.mean_score, self.clean
+        return None if score is None or clean is None or not clean.score else score / clean.score
+
+    @property
+    def score_intervals(self) -> tuple[Interval | None, Interval | None]:
+        """The intervals of mPC and rPC; None unless the score is the share of answers that are not wrong."""
+        clean, of = self.clean, self.mean_error
+        if self.mean_score is None or of is None or clean is None:
+            return None, None
+        grades = [clean, *(grade for grades in self.levels.values() for grade in grades)]
+        if any(abs((grade.score or 0.0) - (1 - grade.error)) > 1e-6 for grade in grades):
+            return None, None
+        relative = None
+        if self.relative_score is not None:
+            sides = [
+                SeedValues((1 - wrong).astype(float), 0.0, 1.0) for wrong in (self.shares([*self.levels]), clean.wrong)
+            ]
+            relative = ends(mean_ratio(sides[:1], sides[1:], is_paired=True, tail=self.tail))
+        return (1 - of.high, 1 - of.low), relative
+
+    def sums(self, name: str, *, is_relative: bool) -> SeedValues:
+        """The errors of each seed, summed over the levels of a member; relative to the clean ones if wanted."""
+        n = len(self.levels[name])
+        if not is_relative or self.clean is None:
+            return SeedValues(self.wrong[name].astype(float), 0.0, n)
+        return SeedValues((self.wrong[name] - n * self.clean.wrong).astype(float), -n, n)
+
+
+@dataclass(frozen=True)
+class MeanRatio:
+    """Errors relative to those of a baseline: by member, their mean and its interval.
+
+    A member under which the baseline makes no errors, or adds none, has None and does not count.
+    """
+
+    by_member: dict[str, float | None]
+    mean: float | None
+    interval: Interval | None
+
+
+def corruption_errors(
+    grades: SuiteGrades,
+    baseline: SuiteGrades | dict[str, list[float]],
+    clean_errors: tuple[float, float] | None = None,
+    *,
+    is_paired: bool,
+) -> MeanRatio:
+    """The mean corruption error (mCE): errors summed over the levels of a member, relative to those of a baseline.
+
+    baseline: that of another model, or its errors by member and level, which are taken as exact. clean_errors: ours and
+    the baseline's, for the ratio of what corruptions add to them (relative mCE).
+    """
+    clean, base = clean_errors or (0.0, 0.0)
+    is_relative = clean_errors is not None
+    others = baseline.errors if isinstance(baseline, SuiteGrades) else baseline
+    own = {name: sum(levels) - clean * len(levels) for name, levels in grades.errors.items()}
+    by = {name: sum(others[name]) - base * len(others[name]) for name in own}
+    by_member = {name: own[name] / by[name] if by[name] > 0 else None for name in own}
+    ratios = {name: ratio for name, ratio in by_member.items() if ratio is not None}
+    if not ratios:
+        return MeanRatio(by_member, None, None)
+    below: list[SeedValues | float] = [
+        baseline.sums(name, is_relative=is_relative) if isinstance(baseline, SuiteGrades) else by[name]
+        for name in ratios
+    ]
+    above = [grades.sums(name, is_relative=is_relative) for name in ratios]
+    interval = ends(mean_ratio(above, below, is_paired=is_paired, tail=grades.tail))
+    return MeanRatio(by_member, float(np.mean(list(ratios.values()))), interval)
+
+
+def ends(estimate: Estimate | None) -> Interval | None:
+    """The interval of an estimate that may be unknown."""
+    return None if estimate is None else (estimate.low, estimate.high)
+
+
+def _share(n: int, of: int, tail: float) -> Estimate:
+    """A share with Clopper and Pearson's limits."""
+    low = float(betaincinv(n, of - n + 1, tail)) if n else 0.0
+    high = float(betaincinv(n + 1, of - n, 1 - tail)) if n < of else 1.0
+    return Estimate(n / of, low, high)
 
 
 @dataclass(frozen=True)
@@ -161,7 +295,9 @@ class SeedValues:
         return Estimate(value, max(self.low, low), min(self.high, high))
 
 
-def mean_ratio(of: Sequence[SeedValues], by: Sequence[SeedValues | float], *, is_paired: bool) -> Estimate:
+def mean_ratio(
+    of: Sequence[SeedValues], by: Sequence[SeedValues | float], *, is_paired: bool, tail: float = TAIL_PROBABILITY
+) -> Estimate:
     """The mean of the ratios of means, such as mCE, with its interval; a number in `by` has no error.
 
     The ratios are linearised to one value per seed of each side. If both sides have the same seeds, `is_paired`, these
@@ -176,8 +312,8 @@ def mean_ratio(of: Sequence[SeedValues], by: Sequence[SeedValues | float], *, is
         if isinstance(each, SeedValues)
     ]
     if not moved:
-        return own.mean()
-    return _sum([own, *moved]).mean() if is_paired else joined(own.mean(), _sum(moved).mean())
+        return own.mean(tail)
+    return _sum([own, *moved]).mean(tail) if is_paired else joined(own.mean(tail), _sum(moved).mean(tail))
 
 
 def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:

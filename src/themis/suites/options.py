@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ OF_THE_SUITE = {
     "magnitude": "give it to a member: {perturb: gaussian, magnitude: 0.2}",
     "max_passes": "the budget of a suite is max_tests",
     "criterion": "test one perturbation with a criterion with themis run",
+    "slice_by": "pass its columns as metadata",
     "train_inputs": "it is for criteria, which a suite does not have",
 }
 """Settings of a campaign that a suite does not take, and what to do instead."""
@@ -32,6 +34,11 @@ class SuiteOptions:
     )
     share: float = option(0.5, "share of the tests divided among all members by weight; the rest is adaptive")
     level_seeds: int | None = option(1000, "seeds that are graded at each level, a random sample; null grades all")
+    decide: str | None = option(
+        None,
+        "a claim to decide at 95% on as few graded seeds as it takes, instead of running campaigns: mean_error<=0.3, "
+        "or mce<=0.8 with a baseline; exit code 0, 1 or 4 (undecided)",
+    )
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -41,7 +48,15 @@ class SuiteOptions:
             "share": (0 < self.share <= 1, "lie above 0 and up to 1"),
             "level_seeds": (self.level_seeds is None or self.level_seeds > 0, "be positive, or None for all"),
         }
+        if self.decide is not None:
+            rules["decide"] = (read_claim(self.decide)[1] > 0, "be mce<=X or mean_error<=X with X above 0")
         check_rules(self, rules)
+
+
+def read_claim(claim: str) -> tuple[str, float]:
+    """The figure of a claim such as mce<=0.8 and its limit, which is 0 if it is no claim."""
+    found = re.fullmatch(r"(mce|mean_error)<=(\d*\.?\d+(?:e-?\d+)?)", claim.replace(" ", ""))
+    return ("", 0.0) if found is None else (found[1], float(found[2]))
 
 
 def read_options(options: dict[str, Any]) -> tuple[SuiteOptions, Settings]:

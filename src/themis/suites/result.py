@@ -3,39 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from themis.data.seeds import Seeds
 from themis.errors import UsageError, nearest
-from themis.judge.estimate import Estimate
-from themis.judge.risk import mean_estimate
+from themis.judge.estimate import Estimate, share
 from themis.reading import read_yaml
 from themis.runs.estimates import strengths
-from themis.runs.open import open_run
+from themis.runs.replay import Replayer, open_run, read_run
 from themis.runs.run import Run
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import DATABASE, theta_column
-from themis.suites.folder import SUITE, is_running, is_suite, read_record, unpack
-from themis.suites.grades import (
-    SeedValues,
-    corruption_errors,
-    mean_ratio,
-    mean_score,
-    relative_corruption_errors,
-)
-from themis.suites.slices import LEAST_TESTS, share
+from themis.runs.trust import Trusted
+from themis.suites.decide import SuiteDecision
+from themis.suites.folder import SUITE, is_running, is_suite, read_record
+from themis.suites.grades import Interval, MeanRatio, SuiteGrades, corruption_errors, ends
+from themis.target.target import AnyTarget
 from themis.text import counted, percent
 
-Interval = tuple[float, float]
-"""The ends of a 95% interval."""
+ALEXNET = "alexnet"
+"""Name of the baseline that published mean corruption errors are relative to."""
+PUBLISHED_ERRORS = Path(__file__).with_name("alexnet.json")
+"""The errors of AlexNet on ImageNet-C as Hendrycks and Dietterich (2019) published them, by severity."""
+LEAST_TESTS = 20
+"""Tests that a slice must have to be listed among the worst."""
 Baseline = Any
-"""A suite, the folder of one, or numbers: a dict (or a JSON or YAML file) of errors by member, and `clean`."""
+"""A suite, its folder, `alexnet`, or numbers: a dict (or a JSON or YAML file) of errors by member, and `clean`."""
 
 
 @dataclass(frozen=True)
@@ -47,26 +46,25 @@ class MemberRow:
     range: str
     """The range of theta, in words."""
     note: str
-    state: str
+    state: str = "waiting"
     """waiting, running, ended, interrupted, failed or killed."""
-    tests: int
-    passes: int
-    faults: int
-    distinct_faults: int
-    failing_seeds: int
-    seeds: int
-    fault_rate: Estimate | None
-    residual_risk: Estimate | None
-    weakest: float | None
+    tests: int = 0
+    passes: int = 0
+    faults: int = 0
+    distinct_faults: int = 0
+    failing_seeds: int = 0
+    seeds: int = 0
+    fault_rate: Estimate | None = None
+    residual_risk: Estimate | None = None
+    weakest: float | None = None
     """The smallest strength at which a fault was found, as a share of theta's range."""
-    weakest_theta: str
+    weakest_theta: str = ""
     """The theta of that fault, in words."""
-    error: float | None
+    error: float | None = None
     """The mean share of wrong answers over its levels; None without levels."""
-    error_interval: Interval | None
-    """None too in records of earlier versions."""
-    seconds: float
-    stop: str
+    error_interval: Interval | None = None
+    seconds: float = 0.0
+    stop: str = "It has not run yet."
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ class CorruptionErrors:
     mce: float | None
     """The mean corruption error, over the members that the baseline makes errors under; None if there are none."""
     mce_interval: Interval | None
-    """From the graded seeds of both models; numbers without seeds are taken as exact. None in earlier records."""
+    """From the graded seeds of both models; numbers without seeds are taken as exact."""
     relative_mce: float | None
     """The same for what corruptions add to the clean error; None too if the clean errors are not known."""
     relative_mce_interval: Interval | None
@@ -121,9 +119,24 @@ class SuiteRun:
         return "killed" if state == "running" and not is_running(self.path) else state
 
     @property
+    def is_only_graded(self) -> bool:
+        """Whether no campaigns belong to it: on published files, and to decide a claim."""
+        return not self.record["schedule"] and self.state == "ended"
+
+    @property
+    def decision(self) -> SuiteDecision | None:
+        """The verdict on the claim that the suite was to decide; None without a claim."""
+        plain = self.record.get("decision")
+        if plain is None:
+            return None
+        figure = plain["figure"]
+        return SuiteDecision(**{**plain, "figure": None if figure is None else Estimate(**figure)})
+
+    @property
     def passes(self) -> int:
         """All passes: the clean sweep, the tests and the grades at levels."""
         graded = sum(grade["passes"] for grades in self.record["grades"].values() for grade in grades)
+        graded = graded if self.decision is None else self.decision.passes
         return int(self.record["passes"] + graded + sum(row.passes for row in self.rows))
 
     @property
@@ -152,181 +165,86 @@ class SuiteRun:
 
     def _row(self, member: dict[str, Any]) -> MemberRow:
         name, folder = member["name"], self.path / member["name"]
-        errors = self.errors.get(name)
-        empty = MemberRow(
-            name,
-            member["perturb"],
-            member.get("range", ""),
-            member.get("note", ""),
-            *("waiting", 0, 0, 0, 0, 0, 0, None, None, None, ""),
-            None if not errors else float(np.mean(errors)),
-            _ends(self.member_errors.get(name)),
-            *(0.0, "It has not run yet."),
-        )
+        row = MemberRow(name, member["perturb"], member["range"], member["note"])
+        if (error := self.grades.member_errors.get(name)) is not None:
+            row = replace(row, error=float(np.mean(self.errors[name])), error_interval=ends(error))
         if folder.is_symlink() or not (folder / DATABASE).is_file():
-            return empty
+            return row
         with closing(Reader(folder, is_brief=True)) as run:
             summary = run.summary()
             state, rounds = run.state(summary), run.rounds()
             if not rounds:
-                return empty
-            last, start = rounds[-1], run.record.get("start", {})
-            known = summary or {}
-            rate, risk = known.get("fault_rate"), known.get("residual_risk")
+                return row
+            last = rounds[-1]
+            counts = ("tests", "passes", "faults", "distinct_faults", "failing_seeds", "seconds")
+            rate, risk = ((summary or {}).get(name) for name in ("fault_rate", "residual_risk"))
             weakest, theta = _weakest(run)
-            return MemberRow(
-                *(name, member["perturb"], empty.range, empty.note, state),
-                *(last.tests, last.passes, last.faults, last.distinct_faults, last.failing_seeds),
-                start.get("n_usable", 0),
-                None if rate is None else Estimate(**rate),
-                None if risk is None else Estimate(**risk),
-                *(weakest, theta, empty.error, empty.error_interval, last.seconds),
-                run.stop_sentence(summary, state),
+            return replace(
+                row,
+                state=state,
+                seeds=run.record.get("start", {}).get("n_usable", 0),
+                fault_rate=None if rate is None else Estimate(**rate),
+                residual_risk=None if risk is None else Estimate(**risk),
+                weakest=weakest,
+                weakest_theta=theta,
+                stop=run.stop_sentence(summary, state),
+                **{name: getattr(last, name) for name in counts},
             )
 
     @cached_property
+    def grades(self) -> SuiteGrades:
+        """The answers of the graded seeds."""
+        return SuiteGrades.of(self.record)
+
+    @property
     def errors(self) -> dict[str, list[float]]:
         """The share of wrong answers by member and level, for members with levels that have been graded."""
-        return {name: [grade["error"] for grade in grades] for name, grades in self.record["grades"].items() if grades}
-
-    @cached_property
-    def level_errors(self) -> dict[str, list[Estimate]]:
-        """The same with their intervals: at a level, each seed is tested once."""
-        return {name: [_error(grade) for grade in grades] for name, grades in self.record["grades"].items() if grades}
-
-    @cached_property
-    def wrong(self) -> dict[str, NDArray[np.int64]]:
-        """At how many levels of a member each graded seed is answered wrongly `[seeds]`, by member with levels.
-
-        Empty in records of earlier versions, which do not tell.
-        """
-        graded = {name: grades for name, grades in self.record["grades"].items() if grades}
-        if any("wrong" not in grade for grades in graded.values() for grade in grades):
-            return {}
-        return {
-            name: np.sum([unpack(grade["wrong"], grade["seeds"]) for grade in grades], axis=0)
-            for name, grades in graded.items()
-        }
-
-    @cached_property
-    def clean_wrong(self) -> NDArray[np.int64] | None:
-        """Which graded seeds are answered wrongly without a disturbance; None if that is not recorded."""
-        clean = self.record.get("clean") or {}
-        return unpack(clean["wrong"], clean["seeds"]) if "wrong" in clean else None
-
-    @cached_property
-    def member_errors(self) -> dict[str, Estimate]:
-        """The mean error over the levels of each member, with its interval."""
-        return {name: mean_estimate(wrong / len(self.errors[name])) for name, wrong in self.wrong.items()}
+        return self.grades.errors
 
     @property
     def mean_error(self) -> Estimate | None:
-        """The mean error over the levels of all members, with its interval; None if it is not known."""
-        shares = [wrong / len(self.errors[name]) for name, wrong in self.wrong.items()]
-        return mean_estimate(np.mean(shares, axis=0)) if shares else None
+        """The mean error over the levels of all members, with its interval; None without levels."""
+        return self.grades.mean_error
 
     @property
     def clean_error(self) -> float | None:
         """The share of wrong answers of the graded seeds without a disturbance; None without levels."""
-        clean = self.record.get("clean")
-        return None if clean is None else float(clean["error"])
+        return None if self.grades.clean is None else self.grades.clean.error
 
     @property
     def mean_score(self) -> float | None:
         """The mean score over levels and members (mPC): accuracy, IoU or average precision; None without labels."""
-        scores = self._scores()
-        return None if scores is None else scores[0]
-
-    @property
-    def score_name(self) -> str:
-        """What the score is, in words."""
-        name = (self.record.get("clean") or {}).get("score_name", "")
-        return {"map": "mean average precision", "iou": "mean IoU"}.get(name, name or "score")
-
-    @property
-    def relative_score(self) -> float | None:
-        """The mean score as a share of the clean score (rPC)."""
-        scores = self._scores()
-        return None if scores is None else scores[1]
-
-    @property
-    def score_intervals(self) -> tuple[Interval | None, Interval | None]:
-        """The intervals of mPC and rPC; None unless the score is the share of answers that are not wrong."""
-        clean, of = self.record.get("clean"), self.mean_error
-        grades = [grade for grades in self.record["grades"].values() for grade in grades]
-        if self._scores() is None or of is None or self.clean_wrong is None:
-            return None, None
-        if any(abs(grade["score"] - (1 - grade["error"])) > 1e-6 for grade in [clean, *grades]):
-            return None, None
-        right = np.mean([1 - wrong / len(self.errors[name]) for name, wrong in self.wrong.items()], axis=0)
-        relative = None
-        if self.relative_score is not None:
-            sides = [SeedValues(values.astype(float), 0.0, 1.0) for values in (right, 1 - self.clean_wrong)]
-            relative = mean_ratio(sides[:1], sides[1:], is_paired=True)
-        return (1 - of.high, 1 - of.low), _ends(relative)
-
-    def _scores(self) -> tuple[float, float | None] | None:
-        clean = self.record.get("clean")
-        scores = [[grade.get("score") for grade in grades] for grades in self.record["grades"].values() if grades]
-        if clean is None or clean.get("score") is None or not scores or any(None in levels for levels in scores):
-            return None
-        return mean_score(scores, clean["score"])
+        return self.grades.mean_score
 
     def corruption_errors(self, baseline: Baseline) -> CorruptionErrors:
         """Corruption errors of every member with levels, and their mean (mCE), relative to a baseline.
 
         baseline: a `SuiteRun` or the folder of one on another model with the same levels, or numbers: a dict, or a JSON
-        or YAML file, with the error of each member or a list of them by level, and `clean`.
+        or YAML file, with the error of each member or a list of them by level, and `clean`. `alexnet` is the baseline
+        of published mCE.
         """
-        errors, clean = self.errors, self.clean_error
-        if not errors or clean is None:
+        clean = self.clean_error
+        if not self.errors or clean is None:
             raise UsageError(
                 f"mCE needs members that are graded at levels, but {self.path} has none: use suite corruptions, or add "
                 "levels to the suite"
             )
-        others, other_clean, text = _read_baseline(baseline, self)
-        relative = {} if other_clean is None else relative_corruption_errors(errors, clean, others, other_clean)
-        by_member = corruption_errors(errors, others)
-        suite = _as_suite(baseline)
+        is_folder = isinstance(baseline, str | Path) and Path(baseline).is_dir()
+        suite = SuiteRun(baseline) if is_folder else as_suite(baseline)
+        others, other_clean, text = _read_baseline(baseline, self) if suite is None else _read_suite(suite, self)
+        is_paired = suite is not None and has_same_seeds(self, suite)
+        ratio, relative = corruption_errors(self.grades, others, is_paired=is_paired), MeanRatio({}, None, None)
+        if other_clean is not None:
+            relative = corruption_errors(self.grades, others, (clean, other_clean), is_paired=is_paired)
         return CorruptionErrors(
-            _mean(by_member),
-            self._ratio_interval([name for name, ratio in by_member.items() if ratio is not None], others, None, suite),
-            _mean(relative),
-            self._ratio_interval(
-                [name for name, ratio in relative.items() if ratio is not None], others, other_clean, suite
-            ),
-            by_member,
-            relative,
+            ratio.mean,
+            ratio.interval,
+            relative.mean,
+            relative.interval,
+            ratio.by_member,
+            relative.by_member,
             text,
         )
-
-    def _ratio_interval(
-        self, names: list[str], others: dict[str, list[float]], other_clean: float | None, suite: SuiteRun | None
-    ) -> Interval | None:
-        """The interval of mCE over these members, or of relative mCE, if the clean error of the baseline is given."""
-        is_relative = other_clean is not None
-        ours = self._sums(names, is_relative=is_relative)
-        below: list[SeedValues | float] | None = (
-            [sum(others[name]) - (other_clean or 0.0) * len(others[name]) for name in names]
-            if suite is None
-            else suite._sums(names, is_relative=is_relative)  # type: ignore[assignment]
-        )
-        if not ours or not below:
-            return None
-        return _ends(mean_ratio(ours, below, is_paired=suite is not None and has_same_seeds(self, suite)))
-
-    def _sums(self, names: list[str], *, is_relative: bool) -> list[SeedValues] | None:
-        """The errors of each seed, summed over the levels of each member; relative to the clean ones if wanted."""
-        clean = self.clean_wrong
-        if any(name not in self.wrong for name in names) or (is_relative and clean is None):
-            return None
-        counts = [len(self.errors[name]) for name in names]
-        if not is_relative or clean is None:
-            return [SeedValues(self.wrong[name].astype(float), 0.0, n) for name, n in zip(names, counts, strict=True)]
-        return [
-            SeedValues((self.wrong[name] - n * clean).astype(float), -n, n)
-            for name, n in zip(names, counts, strict=True)
-        ]
 
     def slices(self) -> list[SliceRow]:
         """All slices with enough tests, the highest fault rates first, by the lower end of their intervals."""
@@ -336,7 +254,7 @@ class SuiteRun:
                 if member not in self.members or not (total := sum(tests for tests, _ in counts)):
                     continue
                 overall = sum(faults for _, faults in counts) / total
-                rows_of = zip(column["values"], counts, independent_of(column, member), strict=False)
+                rows_of = zip(column["values"], counts, column["independent"][member], strict=False)
                 for value, (tests, faults), independent in rows_of:
                     if tests >= LEAST_TESTS and faults <= tests:
                         rate = share(faults, tests, independent)
@@ -350,7 +268,8 @@ class SuiteRun:
 
     def summary(self) -> dict[str, Any]:
         """The suite as plain data."""
-        record, (mean_interval, relative_interval) = self.record, self.score_intervals
+        record, grades = self.record, self.grades
+        mean_interval, relative_interval = grades.score_intervals
         return {
             "suite": self.name,
             "state": self.state,
@@ -362,15 +281,16 @@ class SuiteRun:
             "seconds": record["seconds"],
             "clean_error": self.clean_error,
             "errors": self.errors,
-            "level_errors": {name: [asdict(error) for error in levels] for name, levels in self.level_errors.items()},
+            "level_errors": {name: [asdict(error) for error in levels] for name, levels in grades.level_errors.items()},
             "mean_error": None if self.mean_error is None else asdict(self.mean_error),
             "mean_score": self.mean_score,
             "mean_score_interval": mean_interval,
-            "relative_score": self.relative_score,
+            "relative_score": grades.relative_score,
             "relative_score_interval": relative_interval,
             "worst_slices": [asdict(row) for row in self.worst_slices()],
+            "decision": record.get("decision"),
             "schedule": record["schedule"],
-            "notes": record.get("notes", []),
+            "notes": record["notes"],
             "version": record.get("made_by", "").split(" ")[1:2],
         }
 
@@ -404,7 +324,9 @@ def table_rows(suite: SuiteRun) -> list[tuple[str, ...]]:
         rate = row.fault_rate
         shown = "-" if rate is None else f"{percent(rate.value)} ({percent(rate.low)}..{percent(rate.high)})"
         weakest = "-" if row.weakest is None else row.weakest_theta or f"{row.weakest:.2f}"
-        error = "-" if row.error is None else f"{percent(row.error)}{_bracketed(row.error_interval)}"
+        error = "-" if row.error is None else percent(row.error)
+        if row.error_interval is not None:
+            error += f" ({percent(row.error_interval[0])}..{percent(row.error_interval[1])})"
         counts = (f"{row.distinct_faults:,}", f"{row.tests:,}", f"{row.seconds:.1f} s")
         rows.append((row.name, row.range, shown, error, weakest, *counts))
     return rows
@@ -424,20 +346,22 @@ COLUMNS = (
 
 def sentences(suite: SuiteRun, errors: CorruptionErrors | None = None) -> list[str]:
     """What the suite says about the model."""
-    lines = [] if (worst := most_fragile(suite)) is None else [worst]
+    lines = [] if suite.decision is None else [f"{suite.decision.clause}."]
+    lines += [] if (worst := most_fragile(suite)) is None else [worst]
     if suite.clean_error is not None and suite.errors:
         mean = float(np.mean([np.mean(levels) for levels in suite.errors.values()]))
         lines.append(
-            f"Error {percent(mean)}{show_ends(_ends(suite.mean_error))} on average over the levels of "
+            f"Error {percent(mean)}{show_ends(ends(suite.mean_error))} on average over the levels of "
             f"{counted(len(suite.errors), 'perturbation')}, "
             f"{percent(suite.clean_error)} on clean inputs."
         )
-    if suite.mean_score is not None and suite.relative_score is not None:
-        of_mean, of_relative = suite.score_intervals
+    grades = suite.grades
+    if suite.mean_score is not None and grades.relative_score is not None:
+        of_mean, of_relative = grades.score_intervals
         score = show_ends(of_mean, lambda value: f"{value:.4f}")
         lines.append(
-            f"Mean {suite.score_name.removeprefix('mean ')} under corruption (mPC) {suite.mean_score:.4f}{score}, "
-            f"{percent(suite.relative_score)}{show_ends(of_relative)} of the clean one (rPC)."
+            f"Mean {grades.score_name.removeprefix('mean ')} under corruption (mPC) {suite.mean_score:.4f}{score}, "
+            f"{percent(grades.relative_score)}{show_ends(of_relative)} of the clean one (rPC)."
         )
     if errors is not None:
         relative = (
@@ -466,23 +390,11 @@ def has_same_seeds(first: SuiteRun, second: SuiteRun) -> bool:
     return data[0] == data[1] and graded[0] is not None and graded[0] == graded[1]
 
 
-def _ends(estimate: Estimate | None) -> Interval | None:
-    return None if estimate is None else (estimate.low, estimate.high)
-
-
-def _bracketed(ends: Interval | None) -> str:
-    return "" if ends is None else f" ({percent(ends[0])}..{percent(ends[1])})"
-
-
-def _error(grade: Mapping[str, Any]) -> Estimate:
-    return mean_estimate(np.arange(grade["seeds"]) < grade["errors"])
-
-
-def _as_suite(baseline: Baseline) -> SuiteRun | None:
-    """The baseline if it is a suite, or the folder of one."""
-    if isinstance(baseline, str | Path) and (Path(baseline).is_dir() or is_suite(baseline)):
-        return SuiteRun(baseline)
-    return baseline if isinstance(baseline, SuiteRun) else None
+def as_suite(source: Any) -> SuiteRun | None:
+    """The source if it is a suite, or the folder of one."""
+    if isinstance(source, str | Path) and is_suite(source):
+        return SuiteRun(source)
+    return source if isinstance(source, SuiteRun) else None
 
 
 def most_fragile(suite: SuiteRun) -> str | None:
@@ -502,8 +414,8 @@ def most_fragile(suite: SuiteRun) -> str | None:
     if len(errors) == len(suite) and breaks_at_levels(suite):
         worst = max(errors, key=lambda name: errors[name])
         return (
-            f"Most fragile under {worst}: {percent(errors[worst])} of answers are wrong on average over its levels. "
-            "The random disturbances do not single out a perturbation."
+            f"Most fragile under {worst}: {percent(errors[worst])} of answers are wrong on average over its levels."
+            f"{' The random disturbances do not single out a perturbation.' if rates else ''}"
         )
     if rate.value > 0:
         return f"Highest fault rate under {worst}: {shown}; {counted(n_close, 'other')} may be as high."
@@ -520,12 +432,6 @@ def breaks_at_levels(suite: SuiteRun) -> bool:
     return clean is not None and any(row.error is not None and row.error > clean for row in suite.rows)
 
 
-def independent_of(column: Mapping[str, Any], member: str) -> list[int]:
-    """As many independent tests as would say as much about each value; all tests in records of earlier versions."""
-    known = column.get("independent", {}).get(member)
-    return [tests for tests, _ in column["counts"][member]] if known is None else known
-
-
 def slice_sentences(suite: SuiteRun, n: int = 3) -> list[str]:
     """The worst slices, one sentence each."""
     return [
@@ -535,17 +441,11 @@ def slice_sentences(suite: SuiteRun, n: int = 3) -> list[str]:
     ]
 
 
-def _mean(values: Mapping[str, float | None]) -> float | None:
-    """The mean over members; those without a comparable baseline are left out."""
-    known = [value for value in values.values() if value is not None]
-    return float(np.mean(known)) if known else None
-
-
 def _weakest(run: Reader) -> tuple[float | None, str]:
     """The smallest strength among the faults, and the theta of that fault in words."""
     columns = ", ".join(theta_column(name) for name in run.theta)
     best: tuple[float, list[float]] | None = None
-    for rows in run.batches(columns):
+    for rows in run.batches(f"{columns} FROM faults ORDER BY id"):
         theta = np.array(rows, dtype=np.float64)
         strength, _ = strengths(theta, run.record["theta"])
         k = int(strength.argmin())
@@ -557,22 +457,35 @@ def _weakest(run: Reader) -> tuple[float | None, str]:
     return best[0], named[0] if len(named) == 1 else f"{percent(best[0], 0)} of the range"
 
 
+def _read_suite(baseline: SuiteRun, suite: SuiteRun) -> tuple[SuiteGrades, float | None, str]:
+    """The grades of a baseline that is a suite, its clean error, and its name."""
+    for name, grades in suite.grades.levels.items():
+        theirs = [grade.level for grade in baseline.grades.levels.get(name, ())]
+        if [grade.level for grade in grades] != theirs:
+            reason = f"has the levels {'; '.join(theirs)}" if theirs else "has not graded it"
+            raise UsageError(
+                f"the baseline must have the same levels of {name!r}, but {baseline.path} {reason}: run the same "
+                "suite on the baseline model"
+            )
+    return baseline.grades, baseline.clean_error, str(baseline.path)
+
+
 def _read_baseline(baseline: Baseline, suite: SuiteRun) -> tuple[dict[str, list[float]], float | None, str]:
-    """The errors of the baseline by member and level, its clean error, and its name."""
-    if (other := _as_suite(baseline)) is not None:
-        baseline = other
-        for name in suite.errors:
-            ours, theirs = ([level["level"] for level in of.record["grades"].get(name, ())] for of in (suite, baseline))
-            if ours != theirs:
-                reason = "has not graded it" if not theirs else f"has the levels {'; '.join(theirs)}"
-                raise UsageError(
-                    f"the baseline must have the same levels of {name!r}, but {baseline.path} {reason}: run the same "
-                    "suite on the baseline model"
-                )
-        return baseline.errors, baseline.clean_error, str(baseline.path)
+    """The errors of a baseline in numbers by member and level, its clean error, and its name."""
     text = "the given numbers"
     if isinstance(baseline, str | Path):
-        baseline, text = _read_numbers(Path(baseline)), str(baseline)
+        text = str(baseline)
+        if text == ALEXNET:
+            text, baseline = "the published errors of AlexNet", PUBLISHED_ERRORS
+        try:
+            baseline = read_yaml(Path(baseline))  # JSON is YAML too
+        except FileNotFoundError:
+            raise UsageError(
+                f"the baseline must be the folder of a suite with {SUITE}, or a file of numbers, but {text} does not "
+                "exist"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise UsageError(f"the baseline {text} must be numbers in YAML or JSON: {error}") from error
     if not isinstance(baseline, Mapping):
         raise UsageError(
             f"a baseline must be the folder of a suite, or numbers by member, got {type(baseline).__name__}: write "
@@ -597,12 +510,44 @@ def _read_baseline(baseline: Baseline, suite: SuiteRun) -> tuple[dict[str, list[
     return errors, None if clean is None else float(clean), text
 
 
-def _read_numbers(path: Path) -> Any:
-    try:
-        return read_yaml(path)  # JSON is YAML too
-    except FileNotFoundError:
-        raise UsageError(
-            f"the baseline must be the folder of a suite with {SUITE}, or a file of numbers, but {path} does not exist"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"the baseline {path} must be numbers in YAML or JSON: {error}") from error
+Rebuild = Callable[[Reader], Replayer]
+"""Makes the handle of a run folder, such as one with a model that the user named."""
+
+
+class MemberReplayer(Replayer):
+    """The handle of a member's run folder, with the model and the data of another member."""
+
+    def __init__(self, run: Reader, first: Replayer, trust: Trusted = False) -> None:
+        super().__init__(run, origin=first.origin, trust=trust)
+        self._first = first
+
+    @cached_property
+    def target(self) -> AnyTarget:
+        self._check_permission()
+        return self._first.target
+
+    @cached_property
+    def all_seeds(self) -> Seeds:
+        self._check_permission()
+        return self._first.all_seeds
+
+
+@contextmanager
+def open_members(suite: SuiteRun, rebuild: Rebuild | None = None, trust: Trusted = False) -> Iterator[dict[str, Run]]:
+    """The runs of the members that have run, by name. rebuild: makes the handle of the first of them."""
+    with ExitStack() as stack:
+        members: dict[str, Run] = {}
+        first: Replayer | None = None
+        for name in suite.members:
+            folder = suite.path / name
+            if folder.is_symlink() or not (folder / DATABASE).is_file():
+                continue
+            run = stack.enter_context(closing(Reader(folder)))
+            if first is None:
+                handle = first = Replayer(run, trust=trust) if rebuild is None else rebuild(run)
+            else:
+                handle = MemberReplayer(run, first, trust)
+            members[name] = read_run(handle)
+        if not members and not suite.is_only_graded:
+            raise UsageError(f"a suite must have run a member, but {suite.path} has run none: resume it")
+        yield members
