@@ -69,7 +69,7 @@ def test_report_writes_one_file_and_names_it(copied, tmp_path, capsys):
     assert "replace it with --force" in capsys.readouterr().err
     assert main(["report", str(copied), "--out", str(other), "--force"]) == 0
     assert main(["report", str(copied), "--out", str(tmp_path / "diff.md")]) == 2
-    assert "--out must end in .html, since a report is a page, got " in capsys.readouterr().err
+    assert "--out must end in .html or .htm, got " in capsys.readouterr().err
 
 
 def test_a_run_ends_with_its_report(here, capsys):

@@ -10,7 +10,7 @@ from wavering import ENDLESS, Wavering, pictures
 
 import themis
 from themis.errors import ModelError
-from themis.report.view import read_view
+from themis.report.page import read_view
 
 
 class Failing(nn.Module):
@@ -33,7 +33,7 @@ def fail(out, left):
         themis.run(Failing(left), pictures(), "gaussian", out=out, **options)
 
 
-@pytest.mark.parametrize(("left", "n_rounds"), [(9, 1), (24, 3)], ids=["in its first round", "later"])
+@pytest.mark.parametrize(("left", "n_rounds"), [(10, 1), (25, 3)], ids=["in its first round", "later"])
 def test_the_view_of_a_failed_campaign_says_why_it_failed(left, n_rounds, tmp_path):
     fail(tmp_path / "run", left)
     view = read_view(tmp_path / "run")

@@ -8,9 +8,7 @@ from wavering import ENDLESS, Wavering, embedded, pictures
 
 import themis
 from themis.data.readers import read_digits
-from themis.report.inputs import MAX_PICTURE_BYTES
-from themis.report.page import render, write_report
-from themis.report.view import read_view
+from themis.report.page import MAX_PICTURE_BYTES, read_view, render, write_report
 
 
 @pytest.mark.slow
@@ -24,7 +22,7 @@ def test_ten_thousand_faults_stay_under_twenty_megabytes(tmp_path):
     view = json.loads(embedded(large.read_text()))
     assert view["faults"]["n_listed"] == len(run.faults)
     assert len(view["inputs"]["disturbed"]) > 1000
-    usual = render(read_view(tmp_path / "run", has_groups=False))
+    usual = render(read_view(tmp_path / "run"))
     assert len(usual.encode()) < 5e6  # a thousand pictures, and all rows
 
 

@@ -7,9 +7,9 @@ from wavering import ENDLESS, Wavering
 import themis
 from themis.data.features import Features
 from themis.data.seeds import read_seeds
-from themis.report.view import read_view
+from themis.report.page import read_view
 from themis.runs.store.reader import Reader
-from themis_lab.zoo.splits import FeatureAxes
+from themis_lab.zoo.datasets import FeatureAxes
 
 NAMES = [f"column <{k}>" for k in range(12)]
 

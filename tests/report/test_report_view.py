@@ -11,8 +11,8 @@ from torch import nn
 
 import themis
 from themis.oracle import Compare
-from themis.report.view import read_view
-from themis.runs.analysis.robustness import Robustness
+from themis.report.page import read_view
+from themis.runs.analysis.shrink import Robustness
 from themis.runs.store import writer
 
 pytestmark = pytest.mark.xdist_group("report_view")
@@ -62,14 +62,14 @@ def test_a_view_says_what_the_run_found(digits_run):
     assert view.faults.n == len(run.faults) == view.faults.n_listed
     assert asdict(view.fault_rate) == summary["fault_rate"]
     assert asdict(view.residual_risk) == summary["residual_risk"]
-    assert asdict(view.reach.faults) == summary["reachable_faults"]
-    assert asdict(view.reach.seeds) == summary["reachable_seeds"]
-    assert (view.reach.found, view.reach.failing) == (last.distinct_faults, last.failing_seeds)
-    assert asdict(view.coverage.interval) == summary["coverage_interval"]
+    assert asdict(view.reach["faults"]) == summary["reachable_faults"]
+    assert asdict(view.reach["seeds"]) == summary["reachable_seeds"]
+    assert view.reach["found"] == last.distinct_faults
+    assert view.coverage["interval"] == summary["coverage_interval"]
     assert view.verdict == run.verdict
     assert view.verdict.tone == "broken"
-    assert [each.number for each in view.rounds] == [each.number for each in run.rounds]
-    assert asdict(view.normality) == summary["normality"]
+    assert [each["number"] for each in view.rounds] == [each.number for each in run.rounds]
+    assert view.normality == summary["normality"]
     assert asdict(view.seconds) == summary["seconds"]
     assert view.task == "wrong"
 
@@ -107,12 +107,12 @@ def test_strength_and_the_part_with_the_largest_share(digits_run):
 def test_the_matrix_counts_distinct_faults(digits_run):
     run, out = digits_run
     matrix = read_view(out).matrix
-    assert np.sum(matrix.distinct) == run.rounds[-1].distinct_faults
-    assert np.sum(matrix.faults) == len(run.faults)
-    r, c = np.unravel_index(np.argmax(matrix.faults), np.shape(matrix.faults))
-    said = [f for f in run.faults if (f.clean_answer, f.answer) == (matrix.rows[r], matrix.columns[c])]
-    assert len(said) == matrix.faults[r][c]
-    assert len({f.seed_id for f in said}) == matrix.distinct[r][c]
+    assert np.sum(matrix["distinct"]) == run.rounds[-1].distinct_faults
+    assert np.sum(matrix["faults"]) == len(run.faults)
+    r, c = np.unravel_index(np.argmax(matrix["faults"]), np.shape(matrix["faults"]))
+    said = [f for f in run.faults if (f.clean_answer, f.answer) == (matrix["rows"][r], matrix["columns"][c])]
+    assert len(said) == matrix["faults"][r][c]
+    assert len({f.seed_id for f in said}) == matrix["distinct"][r][c]
 
 
 def test_rates_by_theta_are_those_of_the_uniform_stream(digits_run):
@@ -143,12 +143,12 @@ def test_random_disturbances_by_strength_are_those_of_the_uniform_stream(digits_
 def test_layers_have_coverage_sensitivity_and_their_share(digits_run):
     run, out = digits_run
     layers = read_view(out).layers
-    assert [each.name for each in layers] == [each.name for each in run.start.layers]
-    assert {each.name: each.coverage for each in layers} == run.judged.by_layer
-    assert sum(each.share for each in layers) == pytest.approx(1, abs=0.01)
+    assert [each["name"] for each in layers] == [each.name for each in run.start.layers]
+    assert {each["name"]: each["coverage"] for each in layers} == run.judged.by_layer
+    assert sum(each["share"] for each in layers) == pytest.approx(1, abs=0.01)
     for each in layers:
-        assert 0 <= each.sensitivity.low <= each.sensitivity.high
-        assert each.sensitivity.mean > 0
+        assert 0 <= each["sensitivity"].low <= each["sensitivity"].high
+        assert each["sensitivity"].mean > 0
 
 
 def test_pictures_show_kept_faults_and_each_seed_once(digits_run):
@@ -165,30 +165,29 @@ def test_pictures_show_kept_faults_and_each_seed_once(digits_run):
 def test_faults_belong_to_groups(digits_run):
     run, out = digits_run
     view = read_view(out)
-    assert sum(each.faults for each in view.groups) == len(run.faults)
+    assert sum(each["faults"] for each in view.groups) == len(run.faults)
     counted = np.bincount(view.faults.columns["group"])
-    assert counted.tolist() == [each.faults for each in view.groups]
-    assert read_view(out, has_groups=False).groups == []
+    assert counted.tolist() == [each["faults"] for each in view.groups]
 
 
 def test_the_weakest_faults_give_a_curve_and_shrinking_improves_it(digits_run, tmp_path):
     run, out = digits_run
     found = read_view(out).breaking
-    assert "as the campaign found it" in found.source
-    assert found.points[0] == [0, 1]
+    assert "as the campaign found it" in found["source"]
+    assert found["points"][0] == [0, 1]
     failing, seeds = run.rounds[-1].failing_seeds, run.start.n_usable
-    assert found.points[-1] == [1, pytest.approx(1 - failing / seeds, abs=1e-4)]
+    assert found["points"][-1] == [1, pytest.approx(1 - failing / seeds, abs=1e-4)]
     curve = Robustness.of([0.2, 0.4], [1.0, 1.0]).as_dict()
     copy = tmp_path / "copy"
     shutil.copytree(out, copy)
     (copy / "shrunk.json").write_text(json.dumps({"faults": [], "robustness": curve}))
     better = read_view(copy).breaking
-    assert [each[:2] for each in better.points] == [[0, 1], [0.2, 0.75], [0.4, 0.5], [1, 0.5]]
-    assert "2 of 4 seeds broke" in better.source
+    assert [each[:2] for each in better["points"]] == [[0, 1], [0.2, 0.75], [0.4, 0.5], [1, 0.5]]
+    assert "2 of 4 seeds broke" in better["source"]
 
 
 def test_a_view_of_a_running_campaign(tmp_path, monkeypatch):
-    monkeypatch.setattr(writer, "SHARE", float("inf"))  # every round is on disk when it is told of
+    monkeypatch.setattr(writer, "WRITING_SHARE", float("inf"))  # every round is on disk when it is told of
     monkeypatch.setattr(writer, "FIRST_CHECKPOINT", 0.0)
     views = []
 
@@ -215,7 +214,7 @@ def test_a_view_without_a_fault(tmp_path):
     assert view.verdict.tone == "standing"
     assert view.verdict.text.startswith("No fault in 400 tests on 60 seeds under gaussian")
     assert view.faults.columns["id"] == []
-    assert view.matrix.rows == []
+    assert view.matrix["rows"] == []
     assert view.breaking is None
     assert_survives_json(view)
 
@@ -247,7 +246,7 @@ def test_a_view_of_each_task(task, tmp_path):
     assert_survives_json(view)
     assert name is None or view.task == name
     assert all(fault.answer in view.outcomes for fault in run.faults)
-    assert np.sum(view.matrix.distinct) == run.rounds[-1].distinct_faults
+    assert np.sum(view.matrix["distinct"]) == run.rounds[-1].distinct_faults
     columns = view.faults.columns
     if task == "regression":
         assert set(view.outcomes.values()) <= {"smaller", "larger"}

@@ -8,28 +8,9 @@ function drawAll(view) {
   by('state').textContent = view.state;
   by('state').dataset.state = view.state;
   by('made').textContent = `Themis ${view.version} · ${view.run}`;
-  for (const draw of SECTIONS) draw(view);
+  for (const [, draw] of Object.values(SECTIONS)) draw(view);
   for (const details of document.querySelectorAll('details')) if (opened.includes(details.dataset.key)) details.open = true;
   if (focused && by(focused) && document.activeElement !== by(focused)) by(focused).focus({ preventScroll: true });
-}
-
-function chooseTheme() {
-  const button = by('theme');
-  const system = matchMedia('(prefers-color-scheme: dark)');
-  let chosen = null;
-  try { chosen = localStorage.getItem('themis-theme'); } catch { /* pages opened from a file may have no storage */ }
-  const apply = () => {
-    const isDark = chosen ? chosen === 'dark' : system.matches;
-    document.documentElement.dataset.theme = isDark ? 'dark' : 'light';
-    button.textContent = isDark ? 'Light theme' : 'Dark theme';
-  };
-  button.addEventListener('click', () => {
-    chosen = document.documentElement.dataset.theme === 'dark' ? 'light' : 'dark';
-    try { localStorage.setItem('themis-theme', chosen); } catch { /* the choice lasts for this visit */ }
-    apply();
-  });
-  system.addEventListener('change', apply);
-  apply();
 }
 
 async function follow(address, before) {
@@ -68,6 +49,7 @@ addEventListener('beforeprint', () => {
 addEventListener('afterprint', () => { for (const details of unfolded) details.open = false; });
 
 chooseTheme();
+layOut(Object.fromEntries(Object.entries(SECTIONS).map(([id, [name]]) => [id, name])));
 const first = by('view').textContent;
 drawAll(JSON.parse(first));
 if (document.body.dataset.live) follow(document.body.dataset.live, first);

@@ -14,6 +14,14 @@ const el = (tag, attributes, ...children) => fill(document.createElement(tag), a
 const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 const by = (id) => document.getElementById(id);
 
+// Creates sections, and the links to them, from their names by id.
+function layOut(names) {
+  for (const [id, name] of Object.entries(names)) {
+    by('sections').append(el('li', {}, el('a', { href: `#${id}` }, name)));
+    by('main').append(el('section', { id, 'aria-labelledby': `h-${id}` }));
+  }
+}
+
 // Replaces the contents of a section, including its heading.
 function show(id, title, ...children) {
   setHidden(id, false);
@@ -78,7 +86,8 @@ function scrolling(label, ...children) {
 function drawGates(view) {
   if (!view.gates) return setHidden('gates', true);
   const isSuite = view.gates.rows.some((row) => row.member);
-  const rows = view.gates.rows.map((row) => [el('strong', { class: row.has_passed ? 'passed' : 'failed' }, row.has_passed ? 'passed' : 'FAILED'),
+  const word = (row) => (!row.has_passed ? 'FAILED' : row.is_judged === false ? 'skipped' : 'passed');
+  const rows = view.gates.rows.map((row) => [el('strong', { class: word(row).toLowerCase() }, word(row)),
     ...(isSuite ? [row.member] : []), row.gate, row.text, row.remedy]);
   show('gates', 'Gates', scrolling('Gates', table(view.gates.sentence,
     ['result', ...(isSuite ? ['perturbation'] : []), 'gate', 'value and limit', 'what to do'], rows, { class: 'plain' })));
@@ -102,4 +111,23 @@ function command(text, purpose) {
   const code = el('code', {}, text);
   const button = el('button', { type: 'button', class: 'small', 'aria-label': `Copy: ${text}`, onclick: copy }, 'Copy');
   return el('div', { class: 'command' }, purpose ? el('span', { class: 'what' }, purpose) : null, code, button, status);
+}
+
+function chooseTheme() {
+  const button = by('theme');
+  const system = matchMedia('(prefers-color-scheme: dark)');
+  let chosen = null;
+  try { chosen = localStorage.getItem('themis-theme'); } catch { /* pages opened from a file may have no storage */ }
+  const apply = () => {
+    const isDark = chosen ? chosen === 'dark' : system.matches;
+    document.documentElement.dataset.theme = isDark ? 'dark' : 'light';
+    button.textContent = isDark ? 'Light theme' : 'Dark theme';
+  };
+  button.addEventListener('click', () => {
+    chosen = document.documentElement.dataset.theme === 'dark' ? 'light' : 'dark';
+    try { localStorage.setItem('themis-theme', chosen); } catch { /* the choice lasts for this visit */ }
+    apply();
+  });
+  system.addEventListener('change', apply);
+  apply();
 }

@@ -114,7 +114,8 @@ function answers(view, k) {
   if (c.clean_value[k] !== null && c.clean_answer[k] === null) {
     return [number(c.clean_value[k]), c.value[k] === null ? view.outcomes[c.answer[k]] : `${number(c.value[k])}${sure}`];
   }
-  return [c.clean_answer[k] === null ? 'as expected' : view.answers[c.clean_answer[k]], `${view.outcomes[c.answer[k]]}${sure}`];
+  const beside = view.task !== 'against' ? '' : `, reference ${c.value[k] === null ? 'not finite' : view.outcomes[c.value[k]] ?? c.value[k]}`;
+  return [c.clean_answer[k] === null ? 'as expected' : view.answers[c.clean_answer[k]], `${view.outcomes[c.answer[k]]}${sure}${beside}`];
 }
 
 function card(view, k) {

@@ -1,18 +1,23 @@
-"""Names for what a run stores as numbers: classes, outcomes, features and the parts of a perturbation."""
+"""Names for what a run stores as numbers: classes, outcomes, features and their changes, parts of a perturbation."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from themis.errors import ThemisError
 from themis.reading import MAX_FEATURES, read_regular
 from themis.runs.fault import gives_answers, name_outcome
 from themis.runs.trust import why_not_ours
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from themis.runs.store.reader import Reader
+    from themis.runs.store.tensors import Tensors
 
 
 def task_of(run: Reader) -> str:
@@ -58,7 +63,6 @@ def part_names(run: Reader) -> tuple[list[str], list[int]]:
     undivided: tuple[list[str], list[int]] = ([name], [0] * n)
     if len(parts) == 1:
         return undivided
-    from themis.errors import ThemisError
     from themis.perturb import choose_perturbation
 
     try:  # a report imports nothing, so a perturbation of the user's own is not divided
@@ -66,6 +70,21 @@ def part_names(run: Reader) -> tuple[list[str], list[int]]:
     except ThemisError:
         return undivided
     return (parts, owners) if len(owners) == n else undivided
+
+
+def subject_of(record: dict[str, Any]) -> str:
+    """The model under test, by the name that the user gave."""
+    origin = record["origin"] or {}
+    subject = str(origin.get("zoo") or origin.get("model") or "a model built in Python")
+    if "reference_sha256" not in record["environment"]:
+        return subject
+    return f"{subject} against {origin.get('against') or 'a reference built in Python'}"
+
+
+def describe_settings(origin: dict[str, Any] | None, settings: dict[str, Any]) -> list[tuple[str, str]]:
+    """Where a campaign comes from, as far as it is known, and its settings, by name and as text."""
+    given = {name: value for name, value in (origin or {}).items() if value not in (None, "", [])}
+    return [(name, as_text(value)) for name, value in {**given, **settings}.items()]
 
 
 def as_text(value: Any) -> str:
@@ -77,3 +96,45 @@ def as_text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return ", ".join(map(as_text, value)) if isinstance(value, list | tuple) else str(value)
+
+
+MAX_CHANGES = 24
+"""Features listed per fault, those that changed most."""
+
+
+@dataclass(frozen=True)
+class FeatureChanges:
+    """How many features of an input changed, and those that changed most as (name, before, after)."""
+
+    n: int
+    of: int
+    rows: list[tuple[str, float | str, float | str]]
+
+
+def feature_changes(tensors: Tensors, names: Sequence[str] | None, record: dict[str, Any]) -> FeatureChanges:
+    """The changes of a table row, with categories by name and values in their original unit, as far as recorded."""
+    axes = record.get("feature_axes") or {}
+    categories = [column["values"] for column in (record.get("coding") or {}).get("columns", ())]
+    before, after = tensors.clean_inputs[0].flatten().double(), tensors.inputs[0].flatten().double()
+    distance = (after - before).abs().nan_to_num(float("inf"))
+    n = int((distance > 0).sum())
+    largest = distance.argsort(descending=True, stable=True)[: min(n, MAX_CHANGES)].tolist()
+    known = names if names is not None and len(names) == len(before) else None
+    if axes:
+        low, reach = (before.new_tensor(axes[name]) for name in ("low", "reach"))
+        before, after = (low + (values * reach).expm1() for values in (before, after))
+
+    def value(k: int, number: Tensor) -> float | str:
+        if k >= len(categories) or categories[k] is None:
+            return _number(number)
+        name = categories[k][min(max(round(float(number)), 0), len(categories[k]) - 1)]
+        return "missing" if name is None else str(name)
+
+    rows = [(known[k] if known else f"feature {k}", value(k, before[k]), value(k, after[k])) for k in largest]
+    return FeatureChanges(n, len(before), rows)
+
+
+def _number(value: Tensor) -> float | str:
+    """Six digits; as text if it is not finite, which JSON cannot hold."""
+    number = float(value)
+    return float(f"{number:.6g}") if abs(number) < float("inf") else str(number)

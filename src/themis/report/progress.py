@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
@@ -28,91 +29,39 @@ PLAIN_SECONDS = 5.0
 """Minimum time between two plain lines."""
 
 
-class ShowProgress(Callback):
-    """Shows coverage, distinct faults, tests per second and the forecast while the campaign runs."""
-
-    def __init__(self, console: Console | None = None, *, is_verbose: bool = False) -> None:
-        self.console, self.is_verbose = console or Console(), is_verbose
-        self._live: Progress | None = None
-        self._printed = 0.0
-
-    def on_start(self, start: Start) -> None:
-        self.console.print(printable(wrapped(opening(start), 2)), highlight=False, soft_wrap=True, markup=False)
-        self._is_share = start.criterion is None or bool(start.criterion["is_share"])
-        self._covers_neurons, self._max_tests = start.covers_neurons, start.settings.max_tests
-        total = (start.settings.coverage or 1.0) if start.covers_neurons else start.settings.max_tests
-        if self.console.is_terminal:
-            is_wide = self.console.width >= 110
-            columns: list[ProgressColumn] = [
-                TextColumn("coverage" if start.covers_neurons else "tests"),
-                BarColumn(28 if is_wide else 10),
-                TextColumn("{task.fields[line]}", markup=False),
-            ]
-            if is_wide:
-                columns.append(TimeElapsedColumn())
-            self._live = Progress(*columns, console=self.console, transient=True)
-            self._task = self._live.add_task("", total=total, line="first round")
-            _start(self._live)
-
-    def on_round(self, round: Round) -> None:
-        covers_neurons, max_tests = self._covers_neurons, self._max_tests
-        text = round_line(round, is_share=self._is_share, covers_neurons=covers_neurons, max_tests=max_tests)
-        line = printable(text)
-        if self._live is not None:
-            completed = round.coverage.sampled if self._covers_neurons else round.tests
-            self._live.update(self._task, completed=completed, line=line)
-        elif perf_counter() - self._printed >= PLAIN_SECONDS:
-            self._printed = perf_counter()
-            text = f"round {round.number}: {'coverage ' * self._covers_neurons}{line}"
-            self.console.print(wrapped(text, 2), highlight=False, soft_wrap=True, markup=False)
-
-    def on_end(self, run: Run) -> None:
-        self._stop()
-        for k, lines in enumerate(summary_lines(run, is_verbose=self.is_verbose)):
-            style = None if k else "bold"  # the verdict
-            self.console.print(printable(lines), style=style, highlight=False, soft_wrap=True, markup=False)
-
-    def on_error(self, error: Exception) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-
-def _start(live: Progress) -> None:
-    """Start a bar; what others print meanwhile is shown above it, where it cannot control the terminal either."""
-    live.start()
-    for name in ("stdout", "stderr"):
-        if isinstance(getattr(sys, name), FileProxy):
-            proxy: Any = getattr(sys, name)
-            setattr(sys, name, ForeignStream(proxy, proxy))  # until the bar stops
-
-
 class StepBar:
     """A progress bar over steps in a terminal, and occasional plain lines elsewhere."""
 
-    def __init__(self, console: Console, *more: ProgressColumn, is_patient: bool = False) -> None:
-        """`more`: columns to the right of the elapsed time. is_patient: let plain lines wait, the first one too."""
-        self.console, self.more = console, more
+    def __init__(
+        self, console: Console, *more: ProgressColumn, columns: Sequence[ProgressColumn] = (), is_patient: bool = False
+    ) -> None:
+        """columns: of the bar, by default with the steps done and the elapsed time; `more` are to their right.
+
+        is_patient: let plain lines wait, the first one too.
+        """
+        self.console = console
+        self.columns = [*(columns or (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())), *more]
         self._live: Progress | None = None
         self._printed = perf_counter() if is_patient else 0.0
 
-    def note(self, text: str) -> None:
-        """Print a line above the bar."""
-        self.console.print(printable(text), highlight=False, soft_wrap=True, markup=False)
+    def note(self, text: str, style: str | None = None) -> None:
+        """Print text above the bar."""
+        self.console.print(printable(text), style=style, highlight=False, soft_wrap=True, markup=False)
 
-    def start(self, n_done: int, n: int) -> None:
-        """Start a new bar, unless all steps are done."""
-        self.stop()
-        if self.console.is_terminal and n_done < n:
-            line = TextColumn("{task.fields[line]}", markup=False)
-            bar = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), *self.more)
-            self._live = Progress(*bar, line, console=self.console, transient=True)
-            self._task = self._live.add_task("", total=n, completed=n_done, line="")
-            _start(self._live)
+    def start(self, n_done: int, n: float | None, line: str = "") -> None:
+        """Start a new bar, unless all steps are done; `n` is None if their number is not known."""
+        self.close()
+        if self.console.is_terminal and (n is None or n_done < n):
+            shown = TextColumn("{task.fields[line]}", markup=False)
+            self._live = Progress(*self.columns, shown, console=self.console, transient=True)
+            self._task = self._live.add_task("", total=n, completed=n_done, line=line)
+            self._live.start()
+            for name in ("stdout", "stderr"):  # what others print meanwhile cannot control the terminal either
+                if isinstance(getattr(sys, name), FileProxy):
+                    proxy: Any = getattr(sys, name)
+                    setattr(sys, name, ForeignStream(proxy, proxy))  # until the bar stops
 
-    def say(self, line: str, plain: str, n_done: int | None) -> None:
+    def say(self, line: str, plain: str, n_done: float | None) -> None:
         """Show a line beside the bar; without a bar, print `plain` unless a line was printed a moment ago."""
         if self._live is not None:
             self._live.update(self._task, line=printable(line), completed=n_done)
@@ -120,18 +69,51 @@ class StepBar:
             self._printed = perf_counter()
             self.note(plain)
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Remove the bar."""
         if self._live is not None:
             self._live.stop()
             self._live = None
 
 
+class ShowProgress(Callback):
+    """Shows coverage, distinct faults, tests per second and the forecast while the campaign runs."""
+
+    def __init__(self, console: Console | None = None, *, is_verbose: bool = False) -> None:
+        self.console, self.is_verbose = console or Console(), is_verbose
+        self._bar = StepBar(self.console)
+
+    def on_start(self, start: Start) -> None:
+        self._is_share = start.criterion is None or bool(start.criterion["is_share"])
+        has_goal = start.covers_neurons and start.settings.decide is None
+        self._covers_neurons, self._max_tests = has_goal, start.settings.max_tests
+        is_wide = self.console.width >= 110
+        name, bar = "coverage" if has_goal else "tests", BarColumn(28 if is_wide else 10)
+        self._bar = StepBar(self.console, columns=[TextColumn(name), bar, *([TimeElapsedColumn()] if is_wide else [])])
+        self._bar.note(wrapped(opening(start), 2))
+        total = (start.settings.coverage or 1.0) if has_goal else start.settings.max_tests
+        self._bar.start(0, total, "first round")
+
+    def on_round(self, round: Round) -> None:
+        covers_neurons, max_tests = self._covers_neurons, self._max_tests
+        line = round_line(round, is_share=self._is_share, covers_neurons=covers_neurons, max_tests=max_tests)
+        plain = wrapped(f"round {round.number}: {'coverage ' * covers_neurons}{line}", 2)
+        self._bar.say(line, plain, round.coverage.sampled if covers_neurons else round.tests)
+
+    def on_end(self, run: Run) -> None:
+        self._bar.close()
+        for k, lines in enumerate(summary_lines(run, is_verbose=self.is_verbose)):
+            self._bar.note(lines, style=None if k else "bold")  # the verdict
+
+    def on_error(self, error: Exception) -> None:
+        self._bar.close()
+
+
 class ShowCells(Listener):
     """Shows which cells have ended and how; `close` removes the bar."""
 
     def __init__(self, console: Console) -> None:
-        self.n_done = self.n_cells = 0
+        self.n_done, self.n_cells, self.noun = 0, 0, ""
         self._bar = StepBar(console, TimeRemainingColumn())
         self._failures: set[tuple[str, str]] = set()
 
@@ -139,7 +121,7 @@ class ShowCells(Listener):
         self._bar.note(text)
 
     def on_cells(self, n_done: int, n_cells: int, noun: str) -> None:
-        self.n_done, self.n_cells = n_done, n_cells
+        self.n_done, self.n_cells, self.noun = n_done, n_cells, noun
         self.on_note(counted(n_cells, noun) + (f", {n_done:,} already finished" if n_done else ""))
         self._bar.start(n_done, n_cells)
 
@@ -155,4 +137,4 @@ class ShowCells(Listener):
         self._bar.say(end.text, f"{end.n_done:,}/{end.n_cells:,} {end.text}", end.n_done)
 
     def close(self) -> None:
-        self._bar.stop()
+        self._bar.close()

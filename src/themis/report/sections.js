@@ -1,6 +1,23 @@
-// The sections, in the order of the questions that a reader has.
+// The page of a run: its title, and its sections by id, in the order of the questions that a reader has.
+const heading = (view) => `${view.perturbation} on ${view.subject}`;
+const SECTIONS = {
+  verdict: ['Verdict', drawVerdict],
+  numbers: ['Key figures', drawNumbers],
+  gates: ['Gates', drawGates],
+  gallery: ['Faults', drawGallery],
+  matrix: ['Answers', drawMatrix],
+  strength: ['Strength', drawStrength],
+  slices: ['Slices', drawSlices],
+  reproduce: ['Reproduce', drawReproduce],
+  coverage: ['Coverage', drawCoverage],
+  layers: ['Layers', drawLayers],
+  time: ['Time', drawTime],
+  normality: ['Normality', drawNormality],
+};
+
 function drawVerdict(view) {
   show('verdict', 'Verdict', el('p', { class: `verdict ${view.verdict.tone}` }, view.verdict.text),
+    view.decision ? el('p', { class: 'stop' }, `${view.decision}.`) : null,
     el('p', { class: 'stop' }, view.stop),
     view.gates ? el('p', { class: 'stop' }, view.gates.sentence) : null,
     view.slight ? note(`${view.slight}.`) : null, view.fault ? note(`A fault is ${view.fault}.`) : null,
@@ -8,7 +25,7 @@ function drawVerdict(view) {
 }
 
 function drawNumbers(view) {
-  const { counts, coverage, fault_rate: rate, residual_risk: risk, reach } = view;
+  const { counts, coverage, fault_rate: rate, residual_risk: risk, reach, review } = view;
   const range = (e) => (e ? [e.value, e.low, e.high] : null);
   const spread = coverage && coverage.interval;
   const clean = view.clean.accuracy !== null ? `${percent(view.clean.accuracy)} of the clean inputs answered correctly`
@@ -17,7 +34,10 @@ function drawNumbers(view) {
       : view.clean.iou !== null ? `clean mean IoU ${number(view.clean.iou)}` : '';
   show('numbers', 'Key figures', el('dl', { class: 'tiles' },
     figure('Fault rate', rate ? percent(rate.value, 2) : 'unknown', interval(rate),
-      rate ? 'of random disturbances in this range, averaged over seeds' : 'cannot be estimated without a uniform stream', range(rate)),
+      rate ? (view.profile ? `in operation: ${view.profile}` : 'of random disturbances in this range, averaged over seeds') : 'cannot be estimated without a uniform stream', range(rate)),
+    review ? figure('Valid fault rate', review.fault_rate ? percent(review.fault_rate.value, 2) : 'unknown', interval(review.fault_rate),
+      [review.counts, review.fault_rate ? '' : `at least ${whole(review.needed)} must be marked`, ...view.agreements].filter(Boolean).join('; '),
+      range(review.fault_rate)) : null,
     figure('Residual risk', risk ? percent(risk.value, 2) : 'unknown', interval(risk),
       'probability that the next random test finds a distinct fault that no test of the campaign has found', range(risk)),
     reach ? figure('Within reach', reach.found ? `${whole(reach.found)} of about ${whole(reach.faults.value)}` : 'none found',
@@ -31,7 +51,8 @@ function drawNumbers(view) {
       `on ${whole(counts.failing_seeds)} of ${many(counts.seeds, 'seed')}`),
     figure('Seeds', whole(counts.seeds), `of ${whole(counts.seeds_given)} given${view.left_out ? `; the others are left out: ${view.left_out}` : ''}`, clean),
     view.criterion ? figure('Criterion', view.criterion.is_share ? percent(view.criterion.score) : number(view.criterion.score, 4),
-      view.criterion.name, `${many(view.criterion.raised, 'test')} raised it`) : null));
+      view.criterion.name, `${many(view.criterion.raised, 'test')} raised it`) : null),
+  view.calibration ? note(`Calibration: ${view.calibration}.`) : null);
 }
 
 function drawMatrix(view) {
@@ -54,7 +75,8 @@ function drawMatrix(view) {
   const single = rows.length === 1 && rows[0] === null;
   const isTall = columns.some((c) => named(view.outcomes, c).length > 3);
   show('matrix', title, scrolling(title, el('table', { class: isTall ? 'matrix tall' : 'matrix' },
-    el('caption', {}, 'Distinct faults. Rows are the answers to clean inputs, columns the wrong answers. Select a cell to see its faults.'),
+    el('caption', {}, `Distinct faults. Rows are the answers to clean inputs, columns ${view.task === 'against'
+      ? 'those of the model to disturbed inputs; on the diagonal, only the reference changed its answer' : 'the wrong answers'}. Select a cell to see its faults.`),
     el('thead', {}, el('tr', {}, el('th', { scope: 'col' }, 'clean → wrong'), columns.map((c) =>
       el('th', { scope: 'col' }, el('span', {}, named(view.outcomes, c)))), el('th', { scope: 'col' }, el('span', {}, 'total')))),
     el('tbody', {}, rows.map((answer, r) => el('tr', {},
@@ -109,15 +131,22 @@ function drawStrength(view) {
       : `Half of the seeds can be broken up to strength ${number(of.median)}. ${of.source}`) : note('No seed was broken.'));
 }
 
-function drawClasses(view) {
-  if (!view.by_class.length) return setHidden('classes', true);
-  const rates = [...view.by_class].sort((a, b) => b.fault_rate.value - a.fault_rate.value);
-  const isByLabel = view.clean.accuracy !== null;
-  show('classes', 'Fault rate by class', scrolling('Classes', table(
-    `Share of random disturbances that break the seeds of a class, by ${isByLabel ? 'their label' : 'their clean answer'}, the highest first.`,
-    ['class', 'fault rate', '95% interval', 'seeds', 'random tests'], rates.map((r) => [view.answers[r.number] ?? String(r.number),
-      bar(r.fault_rate.value, percent(r.fault_rate.value), [r.fault_rate.low, r.fault_rate.high]),
-      `${percent(r.fault_rate.low)} to ${percent(r.fault_rate.high)}`, whole(r.seeds), whole(r.tests)]), { class: 'layers' })));
+function drawSlices(view) {
+  const tested = view.slices.filter((s) => s.fault_rate);
+  const columns = [...new Set(tested.map((s) => s.column))];
+  if (!columns.length) return setHidden('slices', true);
+  const by = { class: `by ${view.clean.accuracy !== null ? 'their label' : 'their clean answer'}` };
+  const isWorst = (s) => view.worst_slices.includes(`${s.column} ${s.value}`);
+  const tables = columns.map((column) => scrolling(column, table(
+    `Share of random disturbances that break the seeds of a slice, ${by[column] ?? `by ${column}`}, the highest first.`,
+    [column, 'fault rate', '95% interval', 'seeds', 'random tests'],
+    tested.filter((s) => s.column === column).sort((a, b) => b.fault_rate.value - a.fault_rate.value).map((s) => [
+      isWorst(s) ? el('strong', {}, s.value) : s.value,
+      bar(s.fault_rate.value, percent(s.fault_rate.value), [s.fault_rate.low, s.fault_rate.high]),
+      `${percent(s.fault_rate.low)} to ${percent(s.fault_rate.high)}`, whole(s.seeds), whole(s.tests)]), { class: 'layers' })));
+  const worst = view.worst_slices;
+  show('slices', 'Fault rate by slice', note(worst.length ? `Fail clearly more often than all seeds: ${worst.slice(0, 10).join(', ')}.`
+    : 'No slice fails clearly more often than the seeds as a whole.'), tables);
 }
 const floorTo = (v) => Math.floor(v * 20 - 0.2) / 20;
 

@@ -14,8 +14,8 @@ from themis.errors import UsageError
 from themis.measure.distance import ssim
 from themis.perturb.names import disturb
 from themis.perturb.perturbation import Perturbation, check_fits
-from themis.runs.display.fault import is_signal, plot_signals
-from themis.runs.display.figure import FAINT, INK, QUIET, WRONG, blank_figure, pixels, save_figure
+from themis.runs.display.fault import is_signal, plot_signals, to_pixels
+from themis.runs.display.figure import FAINT, INK, QUIET, WRONG, blank_figure, save_figure
 
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)
 
@@ -73,7 +73,14 @@ def draw_sheet(
         if is_curve:
             plot_signals(axes, [(picture, FAINT), (drawn, WRONG)] if column else [(picture, INK)])
         else:
-            axes.imshow(pixels(drawn, bounds), cmap="gray", vmin=0, vmax=1, interpolation="nearest", aspect="auto")
+            axes.imshow(
+                to_pixels(drawn[None], bounds, None)[0],
+                cmap="gray",
+                vmin=0,
+                vmax=255,
+                interpolation="nearest",
+                aspect="auto",
+            )
         axes.axis("off")
 
     def write(row: int, column: int, text: str, down: float = 0.0, **style: Any) -> None:

@@ -1,6 +1,17 @@
-// The page of a suite: its title, and the sections that draw the view.
+// The page of a suite: its title, and its sections by id.
 const heading = (view) => view.title;
-const SECTIONS = [drawVerdict, drawNumbers, drawGates, drawMembers, drawLevels, drawClasses, drawSlices, drawPictures, drawBudget, drawReproduce];
+const SECTIONS = {
+  verdict: ['Verdict', drawVerdict],
+  numbers: ['Key figures', drawNumbers],
+  gates: ['Gates', drawGates],
+  members: ['Perturbations', drawMembers],
+  levels: ['Severity', drawLevels],
+  classes: ['Classes', drawClasses],
+  slices: ['Slices', drawSlices],
+  pictures: ['Pictures', drawPictures],
+  budget: ['Budget', drawBudget],
+  reproduce: ['Reproduce', drawReproduce],
+};
 const range = (e) => (e ? `${percent(e.low)} to ${percent(e.high)}` : '–');
 const ends = (pair, show = percent) => (pair ? `95%: ${show(pair[0])} to ${show(pair[1])}` : '');
 const bracketed = (pair) => (pair ? ` (${ends(pair)})` : '');
@@ -19,17 +30,18 @@ function drawNumbers(view) {
   const errors = view.corruption_errors;
   const graded = view.level_seeds ? `of ${whole(view.level_seeds)} seeds, over all levels` : '';
   show('numbers', 'Key figures', el('dl', { class: 'tiles' },
-    view.mean_error !== null ? figure('Error under corruption', percent(view.mean_error), listed(ends(view.mean_error_interval), `${percent(view.clean_error)} on clean inputs`), graded) : null,
+    view.mean_error ? figure('Error under corruption', percent(view.mean_error.value), listed(interval(view.mean_error, 1), `${percent(view.clean_error)} on clean inputs`), graded) : null,
     view.mean_score !== null ? figure('Mean score (mPC)', view.mean_score.toFixed(3),
       listed(ends(view.mean_score_interval, (v) => v.toFixed(3)), `${percent(view.relative_score)}${bracketed(view.relative_score_interval)} of the clean score (rPC)`),
       `${view.score_name}, averaged over levels, then over perturbations`) : null,
     errors ? figure('mCE', percent(errors.mce), listed(ends(errors.mce_interval),
       errors.relative_mce === null ? '' : `relative mCE ${percent(errors.relative_mce)}${bracketed(errors.relative_mce_interval)}`),
       `100% are the errors of ${errors.baseline}`) : null,
-    figure('Distinct faults', whole(view.distinct_faults), `under ${whole(view.members.filter((m) => m.faults).length)} of ${many(view.members.length, 'perturbation')}`,
+    view.is_only_graded ? null : figure('Distinct faults', whole(view.distinct_faults), `under ${whole(view.members.filter((m) => m.faults).length)} of ${many(view.members.length, 'perturbation')}`,
       'one per seed, perturbation and wrong outcome'),
-    figure('Tests', whole(view.tests), `${whole(view.passes)} passes`, `in ${seconds(view.seconds)}`),
-    figure('Seeds', whole(view.seeds), 'answered correctly when clean', `clean inputs were run once: ${whole(view.clean_passes)} passes`)));
+    view.is_only_graded ? figure('Passes', whole(view.passes), `in ${seconds(view.seconds)}`)
+      : figure('Tests', whole(view.tests), `${whole(view.passes)} passes`, `in ${seconds(view.seconds)}`),
+    view.is_only_graded ? null : figure('Seeds', whole(view.seeds), 'answered correctly when clean', `clean inputs were run once: ${whole(view.clean_passes)} passes`)));
 }
 
 function drawMembers(view) {
@@ -39,6 +51,10 @@ function drawMembers(view) {
     const link = view.reports[m.name] ? el('a', { href: view.reports[m.name] }, title(m.name)) : title(m.name);
     return [link, el('span', { class: 'quiet under' }, m.range)];
   };
+  if (view.is_only_graded) {
+    const errors = view.members.map((m) => [`${title(m.name)}: ${m.range}`, `${percent(m.error)}${bracketed(m.error_interval)}`]);
+    return show('members', 'Perturbations', scrolling('Perturbations', table('Errors on average over the levels.', ['perturbation', 'error'], errors)));
+  }
   const rows = view.members.map((m) => [named(m), rate(m), range(m.fault_rate), m.error === null ? percent(m.error) : `${percent(m.error)}${bracketed(m.error_interval)}`,
     m.weakest === null ? 'none' : m.weakest_theta, whole(m.distinct_faults), whole(m.tests), m.tests ? seconds(m.seconds) : '–']);
   const numbers = [2, 3, 4, 5, 6, 7];
@@ -87,6 +103,7 @@ function drawLevels(view) {
 }
 
 function drawClasses(view) {
+  if (view.is_only_graded) return setHidden('classes', true);
   if (!view.classes.length) return show('classes', 'Errors by class', note('The task has no classes, or the data has too few or too many of them.'));
   const rows = view.classes.map((row) => [row.member, row.rates.map((e, k) =>
     heat(e ? e.value : null, e ? `${title(row.member)}, ${view.class_names[k]}: ${percent(e.value)} of ${many(row.tests[k], 'test')} (${range(e)})` : ''))]);
@@ -95,6 +112,7 @@ function drawClasses(view) {
 }
 
 function drawSlices(view) {
+  if (view.is_only_graded) return setHidden('slices', true);
   const rows = view.slices.map((s) => [`${s.column} ${s.value}`, title(s.member), percent(s.rate.value), range(s.rate), percent(s.overall), whole(s.tests)]);
   show('slices', 'Worst slices', rows.length
     ? scrolling('Worst slices', table('Slices that fail most clearly more often than all seeds under the same perturbation.',
@@ -103,6 +121,7 @@ function drawSlices(view) {
 }
 
 function drawPictures(view) {
+  if (view.is_only_graded) return setHidden('pictures', true);
   const shown = view.pictures.filter((p) => p.disturbed);
   const frame = (uri, text) => el('figure', {}, el('div', { class: 'frame' }, el('img', { src: uri, alt: text })), el('figcaption', {}, text));
   const cards = shown.map((p) => el('article', { class: 'card' }, el('h3', {}, title(p.member)),
@@ -113,6 +132,7 @@ function drawPictures(view) {
 }
 
 function drawBudget(view) {
+  if (view.is_only_graded) return setHidden('budget', true);
   const steps = new Map(view.members.map((m) => [m.name, { share: 0, discovery: 0, uncertainty: 0, last: 0 }]));
   for (const step of view.schedule) {
     const of = steps.get(step.member);

@@ -1,54 +1,43 @@
-"""The report of a suite: everything that its page shows, as typed data, and the page as a single HTML file."""
+"""The report of a suite: everything that its page shows, and the page as a single HTML file."""
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
+from themis.data.slices import CLASS_COLUMN
 from themis.errors import ThemisError
-from themis.judge.estimate import Estimate
-from themis.report.gates.record import RecordedGates, read_gates
-from themis.report.inputs import read_inputs
-from themis.report.names import answer_names, as_text, class_names, feature_names, outcome_names, task_of
-from themis.report.page import REPORT, render_page, write_report
-from themis.report.view import ShellCommand, plain_view
+from themis.judge.estimate import share
+from themis.report.gates.results import read_gates
+from themis.report.names import (
+    answer_names,
+    class_names,
+    describe_settings,
+    feature_names,
+    outcome_names,
+    subject_of,
+    task_of,
+)
+from themis.report.page import REPORT, ShellCommand, plain_view, read_inputs, render_page, write_report
+from themis.runs.store.files import REPLACE_REMEDY, check_free, write_fresh
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import DATABASE
+from themis.settings import FAILS
 from themis.suites.definition import suite_title
 from themis.suites.result import (
     CorruptionErrors,
-    Interval,
     MemberRow,
     SuiteRun,
     breaks_at_levels,
-    independent_of,
     most_fragile,
     slice_sentences,
 )
-from themis.suites.slices import CLASS, share
 from themis.text import counted, percent
 
-if TYPE_CHECKING:
-    from themis.runs.fault import Fault
-
-SECTIONS = (
-    ("verdict", "Verdict"),
-    ("numbers", "Key figures"),
-    ("gates", "Gates"),
-    ("members", "Perturbations"),
-    ("levels", "Severity"),
-    ("classes", "Classes"),
-    ("slices", "Slices"),
-    ("pictures", "Pictures"),
-    ("budget", "Budget"),
-    ("reproduce", "Reproduce"),
-)
-SCRIPTS = ("elements.js", "charts.js", "suite.js", "boot.js")
+SUITE_SCRIPTS = ("elements.js", "charts.js", "suite.js", "boot.js")
 MEMBER_PICTURES = 60
 """Faults with pictures in the report of a member, by default."""
 N_SLICES = 12
@@ -56,151 +45,52 @@ FRAGILE = 0.05
 """A fault rate from which the verdict says that the model breaks."""
 
 
-@dataclass(frozen=True)
-class LevelRow:
-    """The share of wrong answers of a member at each of its levels, their mean, and the levels in words."""
-
-    member: str
-    levels: list[str]
-    errors: list[Estimate]
-    mean: Estimate | None
-    """None in records of earlier versions."""
-
-
-@dataclass(frozen=True)
-class ClassRow:
-    """The share of wrong answers of a member by class; None where there are no tests."""
-
-    member: str
-    rates: list[Estimate | None]
-    tests: list[int]
-
-
-@dataclass(frozen=True)
-class ShownFault:
-    """The most telling fault of a member, with its picture if it is one."""
-
-    member: str
-    text: str
-    before: str
-    after: str
-    clean: str | None
-    """The clean and the disturbed picture as data URIs."""
-    disturbed: str | None
-
-
-@dataclass(frozen=True)
-class SuiteView:
-    """All contents of the report of a suite."""
-
-    run: str
-    state: str
-    name: str
-    title: str
-    subject: str
-    fault: str
-    tone: str
-    verdict: str
-    gates: RecordedGates | None
-    sentences: list[str]
-    notes: list[str]
-    members: list[MemberRow]
-    reports: dict[str, str]
-    """Where the reports of members are, relative to the page."""
-    clean_error: float | None
-    mean_error: float | None
-    mean_error_interval: Interval | None
-    mean_score: float | None
-    mean_score_interval: Interval | None
-    score_name: str
-    relative_score: float | None
-    relative_score_interval: Interval | None
-    corruption_errors: CorruptionErrors | None
-    tests: int
-    passes: int
-    clean_passes: int
-    distinct_faults: int
-    seeds: int
-    level_seeds: int | None
-    seconds: float
-    levels: list[LevelRow]
-    class_names: list[str]
-    classes: list[ClassRow]
-    slices: list[dict[str, Any]]
-    pictures: list[ShownFault]
-    schedule: list[dict[str, Any]]
-    share: float
-    config: list[tuple[str, str]]
-    next: ShellCommand | None
-    """What to run next."""
-    reproduce: list[ShellCommand]
-    version: str
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain data for `json.dumps`, as the script of the page reads it."""
-        plain: dict[str, Any] = plain_view(self)
-        return plain
-
-
-def read_suite_view(suite: SuiteRun, errors: CorruptionErrors | None = None) -> SuiteView:
-    """Read everything that the report of a suite shows. errors: relative to a baseline."""
-    record, rows = suite.record, suite.rows
-    origin = record["origin"] or {}
-    subject = str(origin.get("zoo") or origin.get("model") or "a model built in Python")
-    graded = [float(np.mean(levels)) for levels in suite.errors.values()]
-    score_interval, relative_interval = suite.score_intervals
+def read_suite_view(suite: SuiteRun, errors: CorruptionErrors | None = None) -> dict[str, Any]:
+    """Everything that the page of a suite shows, as plain data for `json.dumps`. errors: relative to a baseline."""
+    record, rows, grades = suite.record, suite.rows, suite.grades
     names, classes = _classes(suite)
     commands = _commands(suite)
     gates = read_gates(suite.path, suite.tests)
-    tone, verdict = _verdict(suite, None if gates is None else gates.max_fault_rate)
-    return SuiteView(
-        run=str(suite.path),
-        state=suite.state,
-        name=suite.name,
-        title=f"{suite_title(suite.name)} on {subject}",
-        subject=subject,
-        fault=record.get("fault", ""),
-        tone=tone,
-        verdict=verdict,
-        gates=gates,
-        sentences=slice_sentences(suite, 1),
-        notes=list(record.get("notes", ())),
-        members=sorted(rows, key=_order),
-        reports={name: f"{name}/{REPORT}" for name in suite.members if (suite.path / name / REPORT).is_file()},
-        clean_error=suite.clean_error,
-        mean_error=float(np.mean(graded)) if graded else None,
-        mean_error_interval=None if suite.mean_error is None else (suite.mean_error.low, suite.mean_error.high),
-        mean_score=suite.mean_score,
-        mean_score_interval=score_interval,
-        score_name=suite.score_name,
-        relative_score=suite.relative_score,
-        relative_score_interval=relative_interval,
-        corruption_errors=errors,
-        tests=suite.tests,
-        passes=suite.passes,
-        clean_passes=record["passes"],
-        distinct_faults=sum(row.distinct_faults for row in rows),
-        seeds=max((row.seeds for row in rows), default=0),
-        level_seeds=None if record.get("clean") is None else record["clean"]["seeds"],
-        seconds=record["seconds"],
-        levels=[
-            LevelRow(
-                name, [grade["level"] for grade in grades], suite.level_errors[name], suite.member_errors.get(name)
-            )
-            for name, grades in record["grades"].items()
-            if grades
-        ],
-        class_names=names,
-        classes=classes,
-        slices=[asdict(row) for row in suite.worst_slices(N_SLICES)],
-        pictures=[shown for name in suite.members if (shown := _telling(suite.path / name, name)) is not None],
-        schedule=record["schedule"],
-        share=record["options"]["share"],
-        config=_config(record),
-        next=next(iter(commands), None),
-        reproduce=commands,
-        version=str(record.get("made_by", "")).partition("themis ")[2].partition(" ")[0],
+    tone, verdict = _verdict(suite, None if gates is None else gates["max_fault_rate"])
+    plain: dict[str, Any] = plain_view(
+        {
+            **suite.summary(),
+            "run": str(suite.path),
+            "title": f"{suite_title(suite.name)} on {subject_of(record)}",
+            "fault": record["fault"],
+            "tone": tone,
+            "verdict": verdict,
+            "gates": gates,
+            "sentences": slice_sentences(suite, 1),
+            "members": sorted(rows, key=_order),
+            # Where the reports of members are, relative to the page.
+            "reports": {name: f"{name}/{REPORT}" for name in suite.members if (suite.path / name / REPORT).is_file()},
+            "score_name": grades.score_name,
+            "corruption_errors": errors,
+            "seeds": max((row.seeds for row in rows), default=0),
+            "is_only_graded": suite.is_only_graded,
+            "level_seeds": None if grades.clean is None else grades.clean.seeds,
+            "levels": [
+                {
+                    "member": name,
+                    "levels": [_with_three_digits(grade.level) for grade in levels],
+                    "errors": grades.level_errors[name],
+                    "mean": grades.member_errors[name],
+                }
+                for name, levels in grades.levels.items()
+            ],
+            "class_names": names,
+            "classes": classes,
+            "slices": suite.worst_slices(N_SLICES),
+            "pictures": [shown for name in suite.members if (shown := _telling(suite.path / name, name)) is not None],
+            "share": record["options"]["share"],
+            "config": describe_settings(record["origin"], {**record["settings"], **record["options"]}),
+            "next": next(iter(commands), None),
+            "reproduce": commands,
+            "version": str(record.get("made_by", "")).partition("themis ")[2].partition(" ")[0],
+        }
     )
+    return plain
 
 
 def write_suite_report(
@@ -215,8 +105,6 @@ def write_suite_report(
 
     Earlier reports are replaced, other files only if `replaces` is set.
     """
-    from themis.runs.store.files import REMEDY, check_free, write_fresh
-
     path = suite.path / REPORT if out is None else Path(out)
     check_free(path, replaces=replaces)
     for name in suite.members:
@@ -224,13 +112,17 @@ def write_suite_report(
         if not folder.is_symlink() and (folder / DATABASE).is_file():
             write_report(folder, most_pictures=most_pictures, replaces=replaces)
     content = render_suite(read_suite_view(suite, errors)).encode("utf-8", "replace")
-    write_fresh(path, content, replaces=replaces, remedy=REMEDY)
+    write_fresh(path, content, replaces=replaces, remedy=REPLACE_REMEDY)
     return path
 
 
-def render_suite(view: SuiteView, *, live: str | None = None) -> str:
+def render_suite(view: dict[str, Any], *, live: str | None = None) -> str:
     """The HTML page of a suite."""
-    return render_page(view.title, view.as_json(), SECTIONS, SCRIPTS, live=live)
+    return render_page(view["title"], view, SUITE_SCRIPTS, live=live)
+
+
+def _with_three_digits(level: str) -> str:
+    return re.sub(r"\d+\.\d{4,}", lambda digits: f"{float(digits[0]):.3g}", level)
 
 
 def _order(row: MemberRow) -> tuple[float, float]:
@@ -241,6 +133,11 @@ def _order(row: MemberRow) -> tuple[float, float]:
 def _verdict(suite: SuiteRun, limit: float | None) -> tuple[str, str]:
     """The tone of the verdict, and the verdict in a sentence or two; `limit`: the fault rate that the user allows."""
     rated, most = [row for row in suite.rows if row.fault_rate is not None], most_fragile(suite)
+    if suite.is_only_graded:
+        claim, tone = "", ""
+        if suite.decision is not None:
+            claim, tone = f"{suite.decision.clause}. ", "broken" * (suite.decision.verdict == FAILS)
+        return tone, f"{claim}{most}"
     if most is None:
         return "", "No fault rate of this suite is known yet."
     n = counted(len(rated), "perturbation")
@@ -261,9 +158,9 @@ def _verdict(suite: SuiteRun, limit: float | None) -> tuple[str, str]:
     return "broken", f"{most} The fault rate is clearly above {percent(FRAGILE, 0)} under {len(broken)} of {n}."
 
 
-def _classes(suite: SuiteRun) -> tuple[list[str], list[ClassRow]]:
-    """The classes, and the rows of the heat map; the first row is that of clean inputs if it is known."""
-    column = next((column for column in suite.record["slices"] if column["name"] == CLASS), None)
+def _classes(suite: SuiteRun) -> tuple[list[str], list[dict[str, Any]]]:
+    """The classes, and the share of wrong answers by class, first of clean inputs if it is known, then by member."""
+    column = next((column for column in suite.record["slices"] if column["name"] == CLASS_COLUMN), None)
     if column is None:
         return [], []
     order = ["clean", *suite.members]
@@ -272,43 +169,34 @@ def _classes(suite: SuiteRun) -> tuple[list[str], list[ClassRow]]:
         counts = column["counts"][name][: len(column["values"])]
         rates = [
             share(min(faults, tests), tests, independent) if tests else None
-            for (tests, faults), independent in zip(counts, independent_of(column, name), strict=False)
+            for (tests, faults), independent in zip(counts, column["independent"][name], strict=False)
         ]
-        rows.append(ClassRow(name, rates, [tests for tests, _ in counts]))
+        rows.append({"member": name, "rates": rates, "tests": [tests for tests, _ in counts]})
     return column["values"], rows
 
 
-def _telling(folder: Path, member: str) -> ShownFault | None:
+def _telling(folder: Path, member: str) -> dict[str, Any] | None:
     """The most telling stored fault of a member; None without one, or if it cannot be read."""
     if folder.is_symlink() or not (folder / DATABASE).is_file():
         return None
     try:
         with closing(Reader(folder, is_brief=True)) as run:
-            faults = run.faults("tensors IS NOT NULL").most_telling(1)
-            return _shown(run, faults[0], member) if faults else None
+            for fault in run.faults("tensors IS NOT NULL").most_telling(1):
+                inputs = read_inputs(run, [fault.id], [fault.seed_id], 1, feature_names(run))
+                task, names = task_of(run), class_names(run)
+                theta = ", ".join(f"{name} {value:.3g}" for name, value in fault.theta.items())
+                clean = fault.clean_answer
+                return {
+                    "member": member,
+                    "text": f"seed {fault.seed_id}: {theta}",
+                    "before": answer_names(task, [clean], names)[clean] if clean is not None and clean >= 0 else "",
+                    "after": outcome_names(task, [fault.answer], names)[fault.answer],
+                    "clean": inputs.clean.get(fault.seed_id),
+                    "disturbed": inputs.disturbed.get(fault.id),
+                }
     except ThemisError:  # the report of the member says what is wrong
-        return None
-
-
-def _shown(run: Reader, fault: Fault, member: str) -> ShownFault:
-    inputs = read_inputs(run, [fault.id], [fault.seed_id], 1, feature_names(run))
-    task, names = task_of(run), class_names(run)
-    theta = ", ".join(f"{name} {value:.3g}" for name, value in fault.theta.items())
-    clean = fault.clean_answer if fault.clean_answer is not None else -2
-    return ShownFault(
-        member,
-        f"seed {fault.seed_id}: {theta}",
-        answer_names(task, [clean], names)[clean] if clean >= 0 else "",
-        outcome_names(task, [fault.answer], names)[fault.answer],
-        inputs.clean.get(fault.seed_id),
-        inputs.disturbed.get(fault.id),
-    )
-
-
-def _config(record: dict[str, Any]) -> list[tuple[str, str]]:
-    origin = {name: value for name, value in (record["origin"] or {}).items() if value not in (None, "", [])}
-    values = {**origin, **record["settings"], **record["options"]}
-    return [(name, as_text(value)) for name, value in values.items()]
+        pass
+    return None
 
 
 def _commands(suite: SuiteRun) -> list[ShellCommand]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -87,11 +86,11 @@ def _as_markdown(text: str) -> str:
     return printable(one_line(text)).replace("|", "\\|").replace("<", "&lt;")
 
 
-def table_console() -> Console:
-    """A console of at most 100 columns; exactly 100 if the output is not a terminal."""
+def table_console(*, is_silent: bool = False) -> Console:
+    """A console of at most 100 columns; exactly 100 if the output is not a terminal. A silent one prints nothing."""
     from rich.console import Console
 
-    console = Console(file=own_stream(sys.stdout))
+    console = Console(file=own_stream(sys.stdout), quiet=is_silent)
     console.width = min(console.width, TABLE_WIDTH) if console.is_terminal else TABLE_WIDTH
     return console
 
@@ -105,29 +104,3 @@ def format_number(value: float, digits: int = 3, *, signed: bool = False) -> str
     """A rounded number; zero has no sign."""
     text = f"{value:{'+' if signed else ''}.{digits}f}"
     return text if float(text) else text.lstrip("+-")
-
-
-def format_value(estimate: Sequence[float | None] | None) -> str:
-    """The value of an estimate, without its interval."""
-    value = None if estimate is None else estimate[0]
-    return NONE if value is None else format_number(value)
-
-
-def format_estimate(estimate: Sequence[float | None] | None, digits: int = 3, *, signed: bool = False) -> str:
-    """A value with its interval, such as 0.95 (0.90..0.98); `estimate` is value, low and high."""
-    value, low, high = estimate or (None, None, None)
-    if value is None:
-        return NONE
-    text = format_number(value, digits, signed=signed)
-    if low is None or high is None:
-        return text
-    return f"{text} ({format_number(low, digits, signed=signed)}..{format_number(high, digits, signed=signed)})"
-
-
-def format_spread(
-    values: Iterable[float | None], middle: Callable[[list[float]], float], digits: int = 2, *, signed: bool = False
-) -> str:
-    """The mean or median of the values that exist, with the lowest and the highest if there are several."""
-    known = [value for value in values if value is not None]
-    ends = (min(known), max(known)) if len(known) > 1 else (None, None)
-    return format_estimate([middle(known), *ends], digits, signed=signed) if known else NONE

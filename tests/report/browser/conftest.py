@@ -1,20 +1,9 @@
-"""A browser, and reports of real campaigns, each created once."""
+"""Reports of real campaigns, each created once."""
 
 from pathlib import Path
 
 import pytest
 import torch
-from browsing import CHROMIUM
-
-
-@pytest.fixture(scope="package")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="session")
@@ -100,7 +89,7 @@ def large_run(trained, tmp_path_factory):
     net, held_out = trained
     out = tmp_path_factory.mktemp("large") / "run"
     run = themis.run(
-        net, held_out, "gaussian", magnitude=1.0, policy="corners", coverage=None, max_tests=15_000, out=out
+        net, held_out, "gaussian", magnitude=1.0, policy="corners", coverage=None, max_tests=20_000, out=out
     )
     assert len(run.faults) >= 10_000
     return out

@@ -66,7 +66,7 @@ def test_the_theme_follows_the_system_until_one_is_chosen(browser, digits_report
 def test_the_sections_are_in_order(browser, digits_report):
     with visited(browser, digits_report) as page:
         assert page.locator("main > section").evaluate_all("(all) => all.map((each) => each.id)") == [
-            *("verdict", "numbers", "gates", "gallery", "matrix", "strength", "classes"),
+            *("verdict", "numbers", "gates", "gallery", "matrix", "strength", "slices"),
             *("reproduce", "coverage", "layers", "time", "normality"),
         ]
         assert page.locator("h1").count() == 1

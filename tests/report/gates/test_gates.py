@@ -12,8 +12,8 @@ from torch import nn
 
 import themis
 from themis.errors import StoreError, UsageError
-from themis.report.gates.formats import legal
 from themis.report.gates.gates import METRICS, GateResult, GateResults, Gates, check_gates, write_junit, write_markdown
+from themis.report.gates.results import legal
 from themis.runs.display.text import about
 
 pytestmark = pytest.mark.xdist_group("gates")
@@ -295,7 +295,8 @@ HOSTILE = "a\x00b\x0b\ud800\uffff<script>]]>&|`x`\U0001f600"
 def test_markup_and_characters_that_xml_does_not_allow_are_text(failed, tmp_path):
     assert legal(HOSTILE) == "a\ufffdb\ufffd\ufffd\ufffd<script>]]>&|`x`\U0001f600"
     some = GateResults(HOSTILE, (GateResult("x", False, 1.0, 0.0, HOSTILE, HOSTILE),), failed.summary, failed.telling)
-    write_junit(tmp_path / "hostile.xml", [some, failed])
+    members = (("some", some), ("failed", failed))
+    write_junit(tmp_path / "hostile.xml", GateResults("suite", (), {}, folder=tmp_path, members=members))
     suites = ElementTree.parse(tmp_path / "hostile.xml").getroot()
     assert complaints(tmp_path / "hostile.xml") == []
     assert [suite.get("id") for suite in suites] == ["0", "1"]

@@ -60,6 +60,24 @@ def test_the_plugin_is_found_by_its_entry_point_and_can_be_disabled(pytester):
 # Passing and failing
 
 
+def test_a_claim_is_the_gate_of_a_campaign_that_decides_it(project):
+    project.makepyfile(
+        FIXTURE
+        + """
+    def test_holds(robustness):
+        run = robustness(NET, DIGITS, "gaussian", magnitude=0.9, decide="fault_rate<=0.8")
+        assert run.counts.faults > 0  # no fault is the rule only without a claim
+        assert run.decision.verdict == "holds"
+
+    def test_does_not_hold(robustness):
+        robustness(NET, DIGITS, "gaussian", magnitude=0.9, decide="fault_rate<=0.01")
+    """
+    )
+    result = project.runpytest_inprocess("-v", "-s")
+    result.assert_outcomes(passed=1, failed=1)
+    assert "decide: fault_rate<=0.01 does not hold (certain at 95%)" in found_in(result)
+
+
 def test_a_robust_model_passes_and_the_fixture_returns_its_run(project):
     project.makepyfile(
         FIXTURE

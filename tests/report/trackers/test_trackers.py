@@ -9,7 +9,7 @@ from warm_python import warm_python
 
 import themis
 from themis import UsageError
-from themis.report.trackers import TRACKERS, TensorBoard, Wandb, choose_trackers, finish
+from themis.report.trackers import TRACKERS, TensorBoard, Wandb, choose_trackers, close_trackers
 
 pytestmark = pytest.mark.xdist_group("trackers")
 
@@ -64,7 +64,7 @@ def test_tensorboard_shows_pictures_of_faults_and_the_verdict(events):
     clean, disturbed = drawn[:, :112], drawn[:, 120:232]
     assert abs(clean - disturbed).max() > 0.05
     first = run.faults.most_telling(1)[0]
-    assert f"seed {first.seed_id}: {first.clean_answer} becomes {first.answer}" in text_of(
+    assert f"seed {first.seed_id}, {first.clean_answer} answered as {first.answer}" in text_of(
         found, "faults/0/text_summary"
     )
     assert run.stop in text_of(found, "verdict/text_summary")
@@ -84,7 +84,7 @@ def test_wandb_writes_an_offline_run(trained, tmp_path):
     trackers = choose_trackers(["wandb"], out)
     run = campaign(trained, out=out, callbacks=trackers)
     (out / "extra.html").write_text("later")
-    finish(trackers, out / "extra.html")
+    close_trackers(trackers, out / "extra.html")
     (folder,) = (out / "track/wandb/wandb").glob("offline-run-*")
     records = settled_records(next(folder.glob("*.wandb")))
     history = [
@@ -135,7 +135,7 @@ def read_records(path):
 def test_a_missing_package_is_named_with_its_extra(name):
     code = f"""
 import sys
-for each in ("tensorboard", "tensorboardX", "mlflow", "wandb"):
+for each in ("tensorboard", "mlflow", "wandb"):
     sys.modules[each] = None
 from themis import MissingExtraError
 from themis.report.trackers import choose_trackers

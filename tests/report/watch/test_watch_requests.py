@@ -11,7 +11,7 @@ import pytest
 from asking import ALWAYS, ask
 
 import themis
-from themis.report.view import read_view
+from themis.report.page import read_view
 from themis.report.watch import serve
 
 pytestmark = pytest.mark.xdist_group("watch")

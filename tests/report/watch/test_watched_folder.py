@@ -16,7 +16,7 @@ from asking import ALWAYS, ask, served
 from warm_python import warm_python
 
 from themis.report import watch as folder
-from themis.report.view import read_view
+from themis.report.page import read_view
 
 pytestmark = pytest.mark.xdist_group("watch")
 DEADLINE = 120
@@ -55,12 +55,13 @@ def test_a_folder_is_read_again_only_if_it_has_changed_and_is_never_written_to(r
     monkeypatch.setattr(folder, "REST", 0)
     readings = []
 
-    def read(reader):
-        readings.append(reader.path)
-        return read_view(reader)
+    def read(path):
+        readings.append(path)
+        return read_view(path)
 
+    monkeypatch.setattr(folder, "read_view", read)
     before = contents(run)
-    with served(run, read=read) as server:
+    with served(run) as server:
         first = ask(server)
         for _ in range(5):
             assert ask(server)[2] == first[2]
@@ -85,12 +86,13 @@ def test_after_a_slow_reading_the_folder_is_left_alone_for_longer(run, monkeypat
         monkeypatch.setattr(folder, clock, lambda: now[0])
     readings = []
 
-    def read(reader):
+    def read(path):
         readings.append(now[0])
         now[0] += takes
         return SimpleNamespace(as_json=lambda: {"n": len(readings)})
 
-    watched = folder.WatchedFolder(run, read)
+    monkeypatch.setattr(folder, "read_view", read)
+    watched = folder.WatchedFolder(run)
     for _ in range(100):
         os.utime(run / "summary.json", (0, now[0]))  # it changes all the time
         assert json.loads(watched.look().body)["n"] == len(readings)
@@ -137,11 +139,12 @@ def test_a_damaged_run_is_a_plain_message_until_it_is_repaired(run, name, monkey
         assert ask(server)[2] == whole[2]
 
 
-def test_a_page_that_cannot_be_drawn_is_a_plain_response(run):
+def test_a_page_that_cannot_be_drawn_is_a_plain_response(run, monkeypatch):
     def draw(view, *, live):
         raise KeyError("subject")
 
-    with served(run, draw=draw) as server:
+    monkeypatch.setattr(folder, "render", draw)
+    with served(run) as server:
         assert ask(server, "/?token={token}")[::2] == (
             500,
             b"500 Internal Server Error: unexpected KeyError: 'subject'\n",

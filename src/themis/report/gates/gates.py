@@ -3,184 +3,285 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from themis.errors import StoreError, UsageError
-from themis.report.gates.formats import write_junit, write_markdown
-from themis.report.gates.limits import METRICS, NOTHING_TO_COVER, Gates, open_baseline
+from themis.errors import StoreError, UsageError, nearest
+from themis.judge.decide import Decision
+from themis.judge.estimate import Estimate
+from themis.judge.risk import seeds_to_exceed
+from themis.perturb.perturbation import is_same_code
+from themis.report.gates.results import GateResult, GateResults, write_junit, write_markdown
+from themis.runs.analysis.compare import MODEL_REMEDY, DiffOptions, Side, diff_runs
+from themis.runs.analysis.diff import Diff, replay_command
+from themis.runs.analysis.review import required_review
 from themis.runs.display.text import about
-from themis.runs.run import record_covers_neurons
-from themis.settings import MAX_RISK
-from themis.text import counted
-
-if TYPE_CHECKING:
-    from themis.runs.diff.result import Diff
-    from themis.runs.fault import Fault
-    from themis.runs.replay import RunSource
+from themis.runs.estimates import ALPHA, slices_of
+from themis.runs.replay import AnyRun, Replayer, as_run, read_run
+from themis.runs.run import Run, SliceRate
+from themis.runs.store.reader import Reader
+from themis.runs.trust import Trusted
+from themis.settings import HOLDS, MAX_RISK, UNDECIDED, claimed_limit
+from themis.suites.decide import SuiteDecision
+from themis.suites.folder import is_suite, name_suites
+from themis.suites.options import read_claim
+from themis.suites.result import CorruptionErrors, Rebuild, SuiteRun, open_members
+from themis.target.blackbox import BlackBox
+from themis.target.estimator import Estimator
+from themis.text import counted, percent
 
 __all__ = ["METRICS", "GateResult", "GateResults", "Gates", "check_gates", "write_junit", "write_markdown"]
+
+# The limits, as users write them
+
+_MORE = "raise the budget with --max-tests or --max-seconds, or lower the limit"
+_BETTER = "train the model better, or lower the limit"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure that must not be below a limit."""
+
+    about: str
+    missing: str
+    """Why a run may lack it, and what to do."""
+    remedy: str = _MORE
+    """How to raise it."""
+    forecast: str = ""
+    """The figure of the summary that says how many more tests that takes."""
+    read: Callable[[dict[str, Any]], float | None] | None = None
+    """How to read it from the summary, if not by its name."""
+
+
+def _recall(summary: dict[str, Any]) -> float | None:
+    """The recall. Without any fault there is nothing to recall, and the residual risk decides."""
+    recall: float | None = summary.get("recall")
+    risk = summary.get("residual_risk")
+    if summary["distinct_faults"] or summary.get("reachable_faults") is None or risk is None:
+        return recall
+    return float(risk["high"] <= MAX_RISK)
+
+
+NOTHING_TO_COVER = "the model has no hidden layers, so there are no neurons to cover: remove this gate"
+_NO_LABELS = "the task is not a {} with labels: remove this gate"
+METRICS = {
+    "coverage": Metric("of the sampled neurons", "no neuron was judged", _MORE, "forecast_tests"),
+    "coverage_all": Metric("of all neurons", "no neuron was judged", _MORE, "forecast_tests"),
+    "coverage_low": Metric(
+        "of all neurons, as the lower end of the 95% interval",
+        "there are too few seeds for an interval: add more",
+        read=lambda summary: (summary["coverage_interval"] or {}).get("low"),
+    ),
+    "coverage_uniform": Metric(
+        "of all neurons, by the uniform stream alone", "there were no uniform tests: run it with --uniform-share 0.2"
+    ),
+    "recall": Metric(
+        "of the distinct faults that four times the tests would find",
+        "it has neither a fault nor uniform tests: run it again",
+        forecast="forecast_faults_tests",
+        read=_recall,
+    ),
+    "clean_accuracy": Metric(
+        "of the clean inputs answered correctly",
+        "the data has no labels, or the task has no accuracy: remove this gate",
+        _BETTER,
+    ),
+    "clean_iou": Metric("mean IoU of the clean answers", _NO_LABELS.format("segmentation"), _BETTER),
+    "clean_map": Metric("mean average precision of the clean answers", _NO_LABELS.format("detection"), _BETTER),
+    "criterion": Metric(
+        "scored by the campaign's criterion",
+        "the campaign had no criterion: run it with --criterion NAME",
+        read=lambda summary: (summary["criterion"] or {}).get("score"),
+    ),
+}
+"""The metrics of `fail_under`, by name."""
+
+
+@dataclass(frozen=True)
+class Gates:
+    """The limits of a run. There is always one more gate: that the campaign was completed."""
+
+    fail_under: tuple[tuple[str, float], ...] = ()
+    """Metrics and their smallest allowed values."""
+    max_fault_rate: float | None = None
+    """The largest allowed upper end of the 95% interval of the fault rate."""
+    max_new_faults: int | None = None
+    """The largest allowed number of new faults: those that do not break the model of the baseline."""
+    baseline: AnyRun | None = None
+    trust: Trusted = False
+    """Run folders whose code may run although they were not made on this machine by this user."""
+    allow_constant: bool = False
+    """Whether a limit on faults may pass although the clean answers are no better than a constant."""
+    slice_by: str | None = None
+    """Columns for whose slices `max_fault_rate` holds too; by default those that the run has slices by."""
+    max_valid_fault_rate: float | None = None
+    """The largest allowed upper end of the interval of the rate of valid faults, by the marks of people."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_fault_rate", "max_valid_fault_rate"):
+            most = getattr(self, name)
+            if most is not None and not 0 <= most <= 1:
+                raise UsageError(f"{name} must lie in 0..1, got {most:g}: write 0.05 for 5%")
+        if self.max_new_faults is not None and self.max_new_faults < 0:
+            raise UsageError(f"max_new_faults must be 0 or more, got {self.max_new_faults}: 0 allows none")
+        if self.slice_by is not None and self.max_fault_rate is None:
+            raise UsageError("slice_by needs a limit, but max_fault_rate is missing: add it, such as 0.05 for 5%")
+
+    @staticmethod
+    def of(fail_under: str | Iterable[str] | dict[str, float] = (), **limits: Any) -> Gates:
+        """Parse gates as a user writes them: `fail_under` is "coverage=0.99", several of these, or a dict."""
+        if isinstance(fail_under, str):
+            fail_under = fail_under.split(",")
+        if not isinstance(fail_under, dict):
+            parts = (text.strip().partition("=") for text in fail_under)
+            fail_under = {name.strip().replace("-", "_"): _number(least) for name, _, least in parts}
+        gates = Gates(tuple((name, _checked(name, least)) for name, least in fail_under.items()), **limits)
+        if (gates.max_new_faults is None) != (gates.baseline is None):
+            present, missing = ("max_new_faults", "baseline")[:: 1 if gates.baseline is None else -1]
+            raise UsageError(f"{present} and {missing} must be given together, but {missing} is missing: add it")
+        return gates
+
+    def __bool__(self) -> bool:
+        """Whether any limit is set."""
+        limits = (self.max_fault_rate, self.max_valid_fault_rate, self.max_new_faults)
+        return bool(self.fail_under) or any(limit is not None for limit in limits)
+
+    def check_ahead(self, uniform_share: float, perturbation: str | None = None) -> None:
+        """Refuse gates that could not be checked after a campaign, before it runs; `perturbation` is its code."""
+        if self.max_fault_rate is not None and uniform_share == 0:
+            raise UsageError(
+                "max_fault_rate needs uniform tests, but uniform_share is 0: set it to 0.2, or remove the gate"
+            )
+        if isinstance(self.baseline, str | Path):
+            with closing(open_baseline(self.baseline)) as run:
+                recorded = run.record["perturbation_code"]
+            if perturbation is not None and not is_same_code(perturbation, recorded):
+                raise UsageError(
+                    f"the baseline must have the same perturbation as the campaign, but {self.baseline} has another: "
+                    "choose a run with the same perturbation"
+                )
+
+    def check_target(self, target: object, preset: str | None) -> None:
+        """Refuse gates on the coverage of an estimator, which has no layers, before a campaign runs.
+
+        Whether another function returns activations is known only when it is called.
+        """
+        if not isinstance(target, BlackBox) or not isinstance(target.predict, Estimator) or preset == "paper":
+            return
+        for name, _ in self.fail_under:
+            if name.startswith("coverage"):
+                raise UsageError(f"the gate on {name} needs neurons: {NOTHING_TO_COVER}")
+
+
+def open_baseline(path: str | Path) -> Reader:
+    """Open the run that another run is compared with."""
+    try:
+        return Reader(path)
+    except UsageError as error:
+        raise UsageError(
+            f"the baseline must be a run folder, but {path} is not one: create it with themis run on the earlier model"
+        ) from error
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _checked(name: str, least: float) -> float:
+    if name not in METRICS:
+        remedy = f"write coverage={name}, or " if name.replace(".", "", 1).isdigit() else ""
+        raise UsageError(
+            f"fail_under must be METRIC=NUMBER with a known metric, got {name!r}: {remedy}{nearest(name, METRICS)}"
+        )
+    if not math.isfinite(least):
+        raise UsageError(f"fail_under must be METRIC=NUMBER, got no number for {name}: write {name}=0.99")
+    if name != "criterion" and not 0 <= least <= 1:
+        meant = least if 1 < least <= 100 else 99.0
+        raise UsageError(
+            f"fail_under {name} must lie in 0..1, got {least:g}: write {name}={meant / 100:g} for {meant:g}%"
+        )
+    return float(least)
+
+
+# The checks
 
 CONSTANT_REMEDY = (
     "check the weights, the preprocessing and the labels, give more varied inputs, or accept it with --allow-constant "
     "(allow_constant=True)"
 )
+REMEDY_OF_CLAIM = "improve the model, or claim less"
 N_TELLING = 3
 """Faults that are shown with the results."""
 
 
-@dataclass(frozen=True)
-class GateResult:
-    """The result of one gate."""
-
-    gate: str
-    has_passed: bool
-    value: float | None
-    limit: float | None
-    text: str
-    """The value and the limit, in words."""
-    remedy: str = ""
-    """What to do if the gate has failed."""
-
-    @property
-    def line(self) -> str:
-        """The result as it is printed."""
-        if self.has_passed:
-            return f"passed  {self.gate}: {self.text}"
-        return f"FAILED  {self.gate}: {self.text}" + (f"; {self.remedy}" if self.remedy else "")
-
-
-@dataclass(frozen=True)
-class GateResults:
-    """The results of all gates of a run."""
-
-    run: str
-    results: tuple[GateResult, ...]
-    summary: dict[str, Any] = field(repr=False)
-    telling: tuple[Fault, ...] = field(default=(), repr=False)
-    """The most telling faults; with a baseline, new faults come first."""
-    diff: Diff | None = field(default=None, repr=False)
-    folder: Path | None = None
-    """The run folder, if there is one."""
-
-    def __bool__(self) -> bool:
-        return not self.has_failed
-
-    def __repr__(self) -> str:
-        return "\n".join(self.lines)
-
-    @property
-    def has_failed(self) -> bool:
-        return any(not result.has_passed for result in self.results)
-
-    @property
-    def has_limits(self) -> bool:
-        """Whether there is a gate besides the one on the end of the campaign."""
-        return any(result.gate != "campaign" for result in self.results)
-
-    @property
-    def lines(self) -> list[str]:
-        """One line per gate."""
-        return [result.line for result in self.results]
-
-    @property
-    def sentence(self) -> str:
-        """All results in one sentence."""
-        failed = [result.gate for result in self.results if not result.has_passed]
-        n = len(self.results)
-        if not failed and not self.has_limits:
-            return "The campaign was completed, but no limit was set, so no gate decides whether the model may ship."
-        if not failed:
-            return "The gate passed." if n == 1 else f"All {n} gates passed."
-        return f"{len(failed)} of {n} gate{'s' * (n != 1)} failed: {', '.join(failed)}."
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "has_failed": self.has_failed,
-            "gates": [
-                {
-                    "gate": result.gate,
-                    "has_passed": result.has_passed,
-                    "value": result.value,
-                    "limit": result.limit,
-                    "text": result.text,
-                }
-                for result in self.results
-            ],
-            "diff": None if self.diff is None else self.diff.as_dict(),
-        }
-
-
-def check_gates(run: RunSource, gates: Gates, *, folder: str | Path | None = None, remedy: str = "") -> GateResults:
+def check_gates(run: AnyRun, gates: Gates, *, folder: str | Path | None = None, remedy: str = "") -> GateResults:
     """Check a finished run, or its folder, against gates.
 
-    folder: where the run was written to, if it is passed as `themis.run` returned it. remedy: advice for a baseline
-    whose model is no longer the one that was tested.
+    folder: where the run was written to, if it does not say so itself. remedy: advice for a baseline whose model is no
+    longer the one that was tested.
     """
-    from themis.runs.diff.api import diff_runs
-    from themis.runs.run import Run
+    run = as_run(run, gates.trust)
+    own = run.folder if folder is None else Path(folder)
+    name, faults, settings = "the run" if own is None else str(own), run.faults, run.start.settings
+    _require_end(run, name)
+    summary = run.summary()
+    if not run.start.covers_neurons:
+        summary = {name: None if name.startswith("coverage") else value for name, value in summary.items()}
+    results = [_check_end(summary, name)]
+    results += [_check_metric(metric, least, summary) for metric, least in gates.fail_under]
 
-    with ExitStack() as stack:
-        if isinstance(run, str | Path):
-            from themis.runs.store.reader import Reader
+    def add_limit_on_faults(result: GateResult) -> None:
+        results.append(result if gates.allow_constant else refuse_constant(result, summary))
 
-            run = stack.enter_context(closing(Reader(run)))
-        name, run_folder, summary = _describe(run, None if folder is None else Path(folder))
-        results = [_check_end(summary, name)]
-        results += [_check_metric(metric, least, summary) for metric, least in gates.fail_under]
-        if gates.max_fault_rate is not None:
-            rate = _check_rate(gates.max_fault_rate, summary, name, is_split=_is_split(run))
-            results.append(rate if gates.allow_constant else refuse_constant(rate, summary))
-        difference = None
-        if gates.max_new_faults is not None and gates.baseline is not None:
-            base = gates.baseline
-            if isinstance(base, str | Path):
-                base = stack.enter_context(closing(open_baseline(base)))
-            names = ("" if not isinstance(base, Run) else "the baseline", name)
-            difference = diff_runs(base, run, kind="versions", names=names, remedies=(remedy, ""), trust=gates.trust)
-            results.append(_check_new_faults(gates.max_new_faults, difference))
-        faults = run.faults if isinstance(run, Run) else _folder_faults(run)
-        telling = (*(difference.new_faults if difference else ()), *faults.most_telling(N_TELLING))
-        unique = tuple({fault.id: fault for fault in telling}.values())[:N_TELLING]
-        return GateResults(name, tuple(results), summary, unique, difference, run_folder)
+    if run.decision is not None:
+        add_limit_on_faults(_check_decision(run.decision, summary, name))
+    if gates.max_fault_rate is not None:
+        remedy_of_rate = "improve the model"
+        if faults.task != "against" and run.requests is None:
+            command = f"themis retrain {name}{' --judge DATA' * (settings.split is None)}"
+            remedy_of_rate = f"retrain on the faults ({command}, or themis.retrain in Python)"
+        add_limit_on_faults(_check_rate(gates.max_fault_rate, summary, remedy_of_rate))
+        slices: Sequence[SliceRate] = run.slices if settings.slice_by else ()
+        if gates.slice_by is not None:
+            slices = _read_slices(own, gates.slice_by)
+        results += check_slices(gates.max_fault_rate, slices)
+    if gates.max_valid_fault_rate is not None:
+        add_limit_on_faults(_check_valid_rate(gates.max_valid_fault_rate, own))
+    difference = None
+    if gates.max_new_faults is not None and gates.baseline is not None:
+        base = gates.baseline
+        if not isinstance(base, Run):
+            with closing(open_baseline(base)) as stored:
+                base = read_run(Replayer(stored, trust=gates.trust))
+        sides = Side(base, "the baseline", remedy or MODEL_REMEDY), Side(run, name)
+        difference = diff_runs(*sides, DiffOptions("versions"))
+        results.append(_check_new_faults(gates.max_new_faults, difference))
+    telling = (*(difference.new_faults if difference else ()), *faults.most_telling(N_TELLING))
+    unique = tuple({fault.id: fault for fault in telling}.values())[:N_TELLING]
+    return GateResults(name, tuple(results), summary, unique, difference, own)
 
 
-def _folder_faults(run: Any) -> Any:
-    from themis.runs.analysis.shrink import read_faults
+def _read_slices(folder: Path | None, slice_by: str) -> Sequence[SliceRate]:
+    if folder is None:
+        raise UsageError("slice_by needs a run with a folder, but it has none: pass slice_by to themis.run")
+    with closing(Reader(folder)) as run:
+        return slices_of(run, slice_by)
 
-    return read_faults(run)
 
-
-def _describe(run: Any, folder: Path | None) -> tuple[str, Path | None, dict[str, Any]]:
-    """The name, the folder and the summary of a run; refuses a run without a valid summary."""
-    from themis.runs.replay import Replayer
-    from themis.runs.run import Run
-
-    if isinstance(run, Run):
-        name = "the run" if folder is None else str(folder)
-        return name, folder, _figures(run.summary(), run.start.covers_neurons)
-    reader = run.run if isinstance(run, Replayer) else run
-    summary = reader.summary()
-    if summary is None:
-        if reader.is_running():
-            raise UsageError(
-                f"a run must have ended to be checked, but {reader.path} is running: wait until it has ended"
-            )
+def _require_end(run: Run, name: str) -> None:
+    """Refuse a run folder whose campaign has not ended."""
+    if run.stop_reason == "running":
+        raise UsageError(f"a run must have ended to be checked, but {name} is running: wait until it has ended")
+    if run.stop_reason in ("killed", "failed"):
         raise StoreError(
-            f"a run must have a summary to be checked, but {reader.path} was killed: resume it with "
-            f"themis resume {reader.path}"
+            f"a run must have a summary to be checked, but {name} was killed: resume it with themis resume {name}"
         )
-    return str(reader.path), reader.path, _figures(summary, record_covers_neurons(reader.record))
-
-
-def _figures(summary: dict[str, Any], covers_neurons: bool) -> dict[str, Any]:
-    """The summary, without coverage if the model has no hidden layers, and so nothing to cover."""
-    if covers_neurons:
-        return summary
-    return {name: None if name.startswith("coverage") else value for name, value in summary.items()}
 
 
 def _check_end(summary: dict[str, Any], name: str) -> GateResult:
@@ -198,39 +299,25 @@ def _check_end(summary: dict[str, Any], name: str) -> GateResult:
 
 def _check_metric(name: str, least: float, summary: dict[str, Any]) -> GateResult:
     metric = METRICS[name]
-    value = metric.read(summary)
+    value = summary.get(name) if metric.read is None else metric.read(summary)
     if value is None or not math.isfinite(value):
-        missing = metric.missing
-        if name.startswith("coverage") and summary.get("coverage") is None:
-            missing = NOTHING_TO_COVER
+        lacks_neurons = name.startswith("coverage") and summary.get("coverage") is None
+        missing = NOTHING_TO_COVER if lacks_neurons else metric.missing
         raise UsageError(f"the gate on {name} needs a figure that the run does not have: {missing}")
     is_share = name != "criterion" or bool(summary["criterion"].get("is_share", True))
     shown, limit = distinguishable(value, least, is_share)
-    forecasts = {"recall": "forecast_faults_tests", **dict.fromkeys(("coverage", "coverage_all"), "forecast_tests")}
-    forecast = summary.get(forecasts[name]) if name in forecasts else None
-    hint = f"{about(forecast)} more tests are forecast: " if forecast else ""
     text = f"{shown} {metric.about}, at least {limit} required"
     if name == "recall" and not summary["distinct_faults"]:
         upper, most = distinguishable(summary["residual_risk"]["high"], MAX_RISK)
         text = f"no fault was found; the residual risk is at most {upper}, at most {most} allowed"
     if name.startswith("coverage") and summary.get("coverage_caution"):
         text += f"; attention: {summary['coverage_caution']}"
+    forecast = summary.get(metric.forecast)
+    hint = f"{about(forecast)} more tests are forecast: " if forecast else ""
     return GateResult(name, value >= least, value, least, text, hint + metric.remedy)
 
 
-def _is_split(run: Any) -> bool:
-    """Whether a run kept seeds apart that a retrained model can be judged by."""
-    from themis.runs.replay import Replayer
-    from themis.runs.run import Run
-
-    if isinstance(run, Run):
-        return run.start.settings.split is not None
-    return (run.run if isinstance(run, Replayer) else run).record["settings"].get("split") is not None
-
-
-def _check_rate(most: float, summary: dict[str, Any], name: str, *, is_split: bool) -> GateResult:
-    from themis.text import percent
-
+def _check_rate(most: float, summary: dict[str, Any], remedy: str) -> GateResult:
     rate = summary["fault_rate"]
     if rate is None:
         raise UsageError(
@@ -238,19 +325,78 @@ def _check_rate(most: float, summary: dict[str, Any], name: str, *, is_split: bo
             "remove the gate"
         )
     value, low, high = (percent(rate[end], 2) for end in ("value", "low", "high"))
-    upper, limit = distinguishable(rate["high"], most)
-    has_passed = rate["high"] <= most
-    text = (
-        f"{value} (95%: {low} to {high}); the upper end of {upper} is {'within' if has_passed else 'over'} the limit "
-        f"of {limit}"
-    )
-    is_black_box = summary.get("requests") is not None
-    command = f"themis retrain {name}{' --judge DATA' * (not is_split)}"
-    advice = f"retrain on the faults ({command}, or themis.retrain in Python)"
-    remedy = f"{'improve the model' if is_black_box else advice}, or raise the limit"
-    if rate["value"] <= most:
-        remedy = "the rate itself is within the limit: more seeds and tests narrow the interval"
-    return GateResult("max_fault_rate", has_passed, rate["high"], most, text, remedy)
+    found = f"{value}{' in operation' * bool(summary.get('profile'))} (95%: {low} to {high})"
+    return _limit_rate("max_fault_rate", Estimate(**rate), most, found, (remedy, "seeds and tests narrow"))
+
+
+def _limit_rate(gate: str, rate: Estimate, most: float, found: str, remedies: tuple[str, str]) -> GateResult:
+    """A gate on the upper end of a rate; `remedies`: what to do about the rate, and what makes its interval smaller."""
+    upper, limit = distinguishable(rate.high, most)
+    has_passed = rate.high <= most
+    text = f"{found}; the upper end of {upper} is {_place(has_passed)} the limit of {limit}"
+    remedy = f"{remedies[0]}, or raise the limit"
+    if rate.value <= most:
+        remedy = f"the rate itself is within the limit: more {remedies[1]} the interval"
+    return GateResult(gate, has_passed, rate.high, most, text, remedy)
+
+
+def _place(is_within: bool) -> str:
+    return "within" if is_within else "over"
+
+
+def _check_decision(decision: Decision, summary: dict[str, Any], name: str) -> GateResult:
+    """The gate of a campaign that was to decide a claim."""
+    remedy = REMEDY_OF_CLAIM
+    if decision.verdict == UNDECIDED:
+        tests = math.ceil(summary["tests"] * (1 + (decision.more_tests or 0) / max(1, decision.tests)))
+        budget = f"--max-tests {tests}" if summary["stop_reason"] == "tests" else "and a larger budget"
+        needs_seeds = decision.more_seeds or decision.more_tests is None
+        remedy = "give more seeds" if needs_seeds else f"continue it with themis resume {name} {budget}"
+    limit = claimed_limit(decision.claim)
+    return GateResult("decide", decision.verdict == HOLDS, None, limit, decision.clause, remedy)
+
+
+def check_slices(most: float, slices: Sequence[SliceRate]) -> list[GateResult]:
+    """A gate for each slice, which fails if the slice is certainly over the limit, and one on how many can be judged.
+
+    The limits of all slices hold together. A slice can be judged if as many seeds that break three times as often as
+    allowed would be over the limit.
+    """
+    if not slices:
+        return []
+    n, least = len(slices), 1
+    if 0 < most < 1:
+        n_tested = max(1, sum(rate.tests > 0 for rate in slices))
+        least = seeds_to_exceed(most, min(1.0, 3 * most), ALPHA / n_tested)
+    results = []
+    for rate in slices:
+        is_over = rate.at_least > most
+        is_judged = is_over or rate.seeds >= least
+        text, needed = counted(rate.seeds, "tested seed"), "" if is_judged else f"; {least:,} are needed to judge it"
+        if rate.fault_rate is not None:
+            low, limit = distinguishable(rate.at_least, most)
+            end = f"the lower end of {low} is {_place(not is_over)} the limit of {limit}"
+            text = f"{percent(rate.fault_rate.value, 2)} on {text}; {end}"
+        remedy = "train on more inputs like these, or raise the limit"
+        gate = f"max_fault_rate[{rate.name}]"
+        results.append(GateResult(gate, not is_over, rate.at_least, most, text + needed, remedy, is_judged))
+    judged = [rate for rate, result in zip(slices, results, strict=True) if result.is_judged]
+    text = f"{len(judged)} of {counted(n, 'slice')} can be judged, which takes {counted(least, 'tested seed')}"
+    if judged:
+        smallest = min(judged, key=lambda rate: rate.seeds)
+        text += f"; the smallest of them is {smallest.name} with {smallest.seeds:,}"
+    remedy = "use more seeds or tests, columns with fewer values, or a higher limit"
+    return [GateResult("slices", bool(judged), None, None, text, remedy), *results]
+
+
+def _check_valid_rate(most: float, folder: Path | None) -> GateResult:
+    if folder is None:
+        raise UsageError("the gate on max_valid_fault_rate needs the run's folder: pass out='runs/NAME' to run")
+    with closing(Reader(folder)) as run:
+        review = required_review(run)
+    assert review.fault_rate is not None
+    remedies = ("improve the model", "marks, seeds and tests narrow")
+    return _limit_rate("max_valid_fault_rate", review.fault_rate, most, review.text, remedies)
 
 
 def refuse_constant(result: GateResult, summary: dict[str, Any]) -> GateResult:
@@ -264,15 +410,13 @@ def refuse_constant(result: GateResult, summary: dict[str, Any]) -> GateResult:
 
 
 def _check_new_faults(most: int, difference: Diff) -> GateResult:
-    from themis.runs.diff.result import replay_command
-
     n, after = len(difference.new), difference.faults_after
     left_out, compared = (0, 1) if after is None else (after.left_out, after.n)
     unseen = left_out + (0 if after is None else len(after.apart))
     has_passed = n <= most and not left_out and not (unseen and not compared)
     text = (
         f"{n:,} new fault{'s' * (n != 1)} compared with {difference.before['run']} ({len(difference.fixed):,} fixed, "
-        f"{len(difference.still):,} still there), {'within' if n <= most else 'over'} the limit of {most:,}"
+        f"{len(difference.still):,} still there), {_place(n <= most)} the limit of {most:,}"
         f"{f'; {unseen:,} could not be compared' * bool(unseen)}. {difference.sentence.rstrip('.')}"
     )
     ids = [fault.id for fault in difference.new_faults[:N_TELLING]]
@@ -284,7 +428,87 @@ def _check_new_faults(most: int, difference: Diff) -> GateResult:
 
 def distinguishable(value: float, limit: float, is_share: bool = True) -> list[str]:
     """Both numbers as text, with as many digits as it takes to tell them apart."""
-    from themis.text import percent
-
     pairs = [[percent(x, k) if is_share else f"{x:.{k + 3}g}" for x in (value, limit)] for k in (1, 2, 4, 8)]
     return next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
+
+
+def check_suite_gates(
+    suite: SuiteRun,
+    gates: Gates,
+    *,
+    rebuild: Rebuild | None = None,
+    rebuild_baseline: Rebuild | None = None,
+    remedy: str = "",
+) -> GateResults:
+    """Check every member of a suite against gates; a baseline is a suite too.
+
+    rebuild, rebuild_baseline: how the first member of each suite is opened, for models that are elsewhere now.
+    """
+    with ExitStack() as stack:
+        members = stack.enter_context(open_members(suite, rebuild, gates.trust))
+        baseline = None
+        if gates.baseline is not None:
+            earlier = SuiteRun(_check_baseline(gates.baseline))
+            baseline = stack.enter_context(open_members(earlier, rebuild_baseline, gates.trust))
+        results = []
+        for name in suite.members:
+            if name not in members and suite.is_only_graded:
+                continue
+            if name not in members:
+                missing = GateResult("campaign", False, None, None, "it has not run", f"themis resume {suite.path}")
+                results.append((name, GateResults(str(suite.path / name), (missing,), {})))
+                continue
+            own = gates
+            if baseline is not None:
+                if name not in baseline:
+                    raise UsageError(
+                        f"the baseline must have a member {name!r}, but {gates.baseline} has none: run the same suite "
+                        "on the earlier model"
+                    )
+                own = replace(gates, baseline=baseline[name])
+            results.append((name, check_gates(members[name], own, remedy=remedy)))
+    own_results: tuple[GateResult, ...] = ()
+    summary = {"tests": suite.tests, "decision": suite.record.get("decision")}
+    if suite.decision is not None:
+        own_results = (_check_suite_decision(suite.decision),)
+    return GateResults(str(suite.path), own_results, summary, folder=suite.path, members=tuple(results))
+
+
+def _check_suite_decision(decision: SuiteDecision) -> GateResult:
+    """The gate of a suite that was to decide a claim."""
+    remedy = "give more seeds, with --level-seeds" if decision.verdict == UNDECIDED else REMEDY_OF_CLAIM
+    _, limit = read_claim(decision.claim)
+    value = None if decision.figure is None else decision.figure.value
+    return GateResult("decide", decision.verdict == HOLDS, value, limit, decision.clause, remedy)
+
+
+def check_mce(most: float, errors: CorruptionErrors) -> GateResult:
+    """Check the mean corruption error of a suite against a limit, as a share of the baseline's errors."""
+    if errors.mce is None:
+        raise UsageError(
+            f"the gate on max_mce needs a baseline that makes errors, but {errors.baseline} makes none: choose another"
+        )
+    has_passed = errors.mce <= most
+    value, limit = distinguishable(errors.mce, most)
+    worst, share = max(errors.by_member.items(), key=lambda of: of[1] or 0.0)
+    text = (
+        f"{value} of the errors of {errors.baseline}, {_place(has_passed)} the limit of {limit}; the "
+        f"largest share is that of {worst}, {percent(share or 0.0)}"
+    )
+    remedy = "train the model better, or raise the limit"
+    return GateResult("max_mce", has_passed, errors.mce, most, text, remedy)
+
+
+def check_suite_ahead(gates: Gates, uniform_share: float) -> None:
+    """Refuse gates that could not be checked after a suite, before it runs."""
+    replace(gates, baseline=None, max_new_faults=None).check_ahead(uniform_share)
+    if gates.baseline is not None:
+        _check_baseline(gates.baseline)
+
+
+def _check_baseline(baseline: AnyRun) -> str | Path:
+    if isinstance(baseline, str | Path) and is_suite(baseline):
+        return baseline
+    named = name_suites(baseline) if isinstance(baseline, str | Path) else ""
+    problem = named or "is not: create it with themis suite on the earlier model"
+    raise UsageError(f"the baseline of a suite must be the folder of a suite, but {baseline} {problem}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Generator
@@ -14,13 +15,15 @@ import pytest
 if TYPE_CHECKING:
     from themis.report.gates.robustness import RobustnessTest
 
-NAME = "robustness"
+FIXTURE = "robustness"
 """Name of the fixture and of the marker."""
 MARKER = (
-    f"{NAME}(perturbation, *, max_fault_rate, ..., **options): run a campaign on the (target, data) that the test "
-    f"returns; in a test that uses the {NAME} fixture, set the defaults of its calls"
+    f"{FIXTURE}(perturbation, *, max_fault_rate, ..., **options): run a campaign on the (target, data) that the test "
+    f"returns; in a test that uses the {FIXTURE} fixture, set the defaults of its calls"
 )
 RETURNED = pytest.StashKey[list[Any]]()
+PREFIX = "themis_"
+"""How the names of the properties of a test begin."""
 
 
 def _number(kind: type[int] | type[float], least: float) -> Callable[[str], Any]:
@@ -79,14 +82,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Add the fixture to marked tests and the marker to tests with the fixture: `-m robustness` selects both."""
     for item in items:
         names = getattr(item, "fixturenames", ())
-        if NAME not in names:
-            if item.get_closest_marker(NAME) is None or not isinstance(names, list):
+        if FIXTURE not in names:
+            if item.get_closest_marker(FIXTURE) is None or not isinstance(names, list):
                 continue
             _refuse_unittest(item)
-            names.append(NAME)
+            names.append(FIXTURE)
             item.stash[RETURNED] = []
-        elif item.get_closest_marker(NAME) is None:
-            item.add_marker(NAME)
+        elif item.get_closest_marker(FIXTURE) is None:
+            item.add_marker(FIXTURE)
         if config.option.themis_skip:
             item.add_marker(pytest.mark.skip(reason="robustness test (--themis-skip)"))
 
@@ -96,7 +99,7 @@ def _refuse_unittest(item: pytest.Item) -> None:
     unittest, kind = sys.modules.get("unittest"), getattr(item, "cls", None)
     if unittest is not None and kind is not None and issubclass(kind, unittest.TestCase):
         raise pytest.UsageError(
-            f"the {NAME} marker needs a plain test, but {item.nodeid} is a unittest method and its return value is "
+            f"the {FIXTURE} marker needs a plain test, but {item.nodeid} is a unittest method and its return value is "
             "lost: write a function"
         )
 
@@ -118,7 +121,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         result = yield
     finally:
         pyfuncitem.obj = test
-    fixture: Any = pyfuncitem.funcargs[NAME]
+    fixture: Any = pyfuncitem.funcargs[FIXTURE]
     fixture.check_returned(returned.pop() if returned else None)
     return result
 
@@ -153,9 +156,26 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     tests = [(report.nodeid, dict(report.user_properties)) for report in reports if report.when == "call"]
     tests = [(nodeid, properties) for nodeid, properties in tests if "themis_tests" in properties]
     if tests:
-        from themis.report.gates.messages import describe_properties
-
         terminalreporter.section("themis: robustness")
         for nodeid, properties in tests:
             for line in (nodeid, *describe_properties(properties)):
                 terminalreporter.write_line(line)
+
+
+def describe_properties(properties: dict[str, Any]) -> list[str]:
+    """Two lines per campaign of a test."""
+    from themis.text import percent
+
+    lines = []
+    for call in range(1, 1 + sum(name.startswith(f"{PREFIX}tests") for name in properties)):
+        ending = "" if call == 1 else f"_{call}"
+        names = [name for name in properties if re.fullmatch(rf"{PREFIX}\D+{ending}", name)]
+        values = {name.removeprefix(PREFIX).removesuffix(ending): properties[name] for name in names}
+        rates = "unknown"
+        if "fault_rate" in values:
+            ends = (percent(values[f"fault_rate{end}"], 2) for end in ("", "_low", "_high"))
+            rates = "{} (95%: {} to {})".format(*ends)
+        coverage = f", coverage {percent(values['coverage'])}" if "coverage" in values else ""
+        lines.append(f"  {values['perturbation']}, fault rate {rates}{coverage}, {values['tests']:,} tests")
+        lines.append(f"  {values['stop']} See {values.get('report') or values['run']}")
+    return lines

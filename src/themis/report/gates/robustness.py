@@ -1,4 +1,4 @@
-"""The fixture: a campaign with gates as a test, and the replay of a single fault."""
+"""The fixture: a campaign with gates as a test, the message if it fails, and the replay of a single fault."""
 
 from __future__ import annotations
 
@@ -6,60 +6,69 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
-from contextlib import closing, suppress
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from shlex import quote
+from traceback import extract_tb
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
+from themis.campaign.api import run
 from themis.errors import ThemisError, UsageError, nearest
+from themis.perturb import Perturbation
 from themis.reading import parse_json, read_regular
-from themis.report.gates.limits import Gates
-from themis.report.gates.messages import describe_error, describe_failure, describe_replay, properties_of
+from themis.report.gates.gates import Gates, check_gates, check_suite_ahead, check_suite_gates, refuse_constant
+from themis.report.gates.results import GateResult, GateResults
+from themis.report.page import write_report
+from themis.report.suite import write_suite_report
+from themis.runs.analysis.diff import replay_command
+from themis.runs.display.fault import answer_of, describe_change, describe_fault
+from themis.runs.display.text import summary_rows
+from themis.runs.fault import Fault, Replay
+from themis.runs.replay import Replayer
+from themis.runs.run import Run
 from themis.runs.store.files import NOTE, holds_only_run
+from themis.runs.store.reader import Reader
 from themis.settings import Settings
+from themis.suites.api import run_suite
+from themis.suites.options import OF_THE_SUITE, read_options
+from themis.suites.result import SuiteRun
+from themis.target.blackbox import as_target
+from themis.target.target import refuse_target_options
 from themis.text import counted
 
-if TYPE_CHECKING:
-    from themis.report.gates.gates import GateResult, GateResults
-    from themis.report.gates.suite import SuiteGateResults
-    from themis.runs.run import Run
-    from themis.suites.result import SuiteRun
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-N_TESTS = 2_000
+DEFAULT_TESTS = 2_000
 """The default budget of a campaign: it takes seconds on a small model."""
-GATES = ("max_fault_rate", "fail_under", "max_new_faults", "baseline", "trust", "allow_constant")
+GATE_OPTIONS = tuple(field.name for field in fields(Gates))
 """Options that are gates; the others are options of the campaign."""
 ARGUMENTS = ("out", "callbacks", "origin", "features", "classes", "train", "rivals", "executor")
 """Arguments of `themis.run` besides the settings."""
+SITE = f"{os.sep}site-packages{os.sep}"
 
 
+@dataclass
 class RobustnessTest:
     """Runs campaigns for one test.
 
     Options on the command line take precedence over those of the call, the markers and the ini file, in this order.
     """
 
-    def __init__(
-        self,
-        item: pytest.Item,
-        overrides: dict[str, Any],
-        defaults: dict[str, Any],
-        folder: Path | None,
-        temporary: Callable[[str], Path],
-        replay: str | None = None,
-    ) -> None:
-        """overrides, defaults: options from the command line and the ini file. folder: where run folders are kept.
-
-        temporary: makes a temporary folder. replay: a fault to replay instead of the campaign, as RUN:FAULT.
-        """
-        self._item, self._overrides, self._defaults, self._folder = item, overrides, defaults, folder
-        self._temporary, self._replay, self._calls = temporary, replay, 0
+    item: pytest.Item
+    overrides: dict[str, Any]
+    """Options from the command line."""
+    defaults: dict[str, Any]
+    """Options from the ini file."""
+    folder: Path | None
+    """Where run folders are kept."""
+    temporary: Callable[[str], Path]
+    """Makes a temporary folder."""
+    replay: str | None = None
+    """A fault to replay instead of the campaign, as RUN:FAULT."""
+    calls: int = 0
 
     def __call__(self, target: Any, data: Any, perturbation: Any = None, **options: Any) -> Run:
         """Test `target` on `data` under `perturbation`, as `themis.run` does; fail the test if a gate fails.
@@ -71,11 +80,30 @@ class RobustnessTest:
         pass although the clean answers are no better than a constant. Other options are passed on to `themis.run`.
         """
         __tracebackhide__ = True
-        try:
-            return self._test(target, data, perturbation, options)
-        except ThemisError as error:
-            message = describe_error(error)
-        pytest.fail(message, pytrace=False)
+        with _errors_as_failures():
+            self.calls += 1
+            perturbation, options = self._merge(perturbation, options)
+            gates = _take_gates(options)
+            settings = Settings.of(**{name: value for name, value in options.items() if name not in ARGUMENTS})
+            gates.check_ahead(settings.uniform_share)
+            gates.check_target(target, settings.preset)
+            is_earlier = self.replay is not None and self._is_earlier(self.replay)
+            if self.replay is not None and not is_earlier:
+                replay_fault(self.replay, target, data, perturbation)
+            run, folder = self._run(target, data, perturbation, options)
+            if run.stop_reason == "user":
+                raise KeyboardInterrupt  # the campaign has saved its results; now stop the session too
+            if is_earlier:
+                return run  # the test may need it to get to the fault
+            results = check_gates(run, gates, folder=folder)
+            if not gates and run.decision is None:
+                results = _allow_no_fault(results, gates)
+            report, reason = _write_report(folder) if results.has_failed or self.folder is not None else (None, "")
+            self.item.user_properties.extend(properties_of(run, folder, report, self.calls))
+            if results.has_failed:
+                test = None if options.get("origin") is not None else _name_on_command_line(self.item)
+                pytest.fail(describe_failure(run, results, folder, str(report or reason), test), pytrace=False)
+            return run
 
     def suite(self, target: Any, data: Any, suite: Any = "corruptions", **options: Any) -> SuiteRun:
         """Test `target` on `data` under every perturbation of a suite, as `themis.run_suite` does.
@@ -84,11 +112,33 @@ class RobustnessTest:
         suite. Other options are passed on to `themis.run_suite`.
         """
         __tracebackhide__ = True
-        try:
-            return self._test_suite(target, data, suite, options)
-        except ThemisError as error:
-            message = describe_error(error)
-        pytest.fail(message, pytrace=False)
+        if self.replay is not None:
+            pytest.skip("a suite is not run to replay a fault: replay it with themis replay RUN FAULT")
+        with _errors_as_failures():
+            self.calls += 1
+            not_of_suites = ("perturbation", *OF_THE_SUITE)
+            marked = {name: value for name, value in self._marked().items() if name not in not_of_suites}
+            merged = {**self.defaults, **marked, **options, **self.overrides}
+            if "max_seconds" not in options:
+                merged.pop("max_seconds", None)  # the limit of a session is for single campaigns
+            gates = _take_gates(merged)
+            out = merged.pop("out", None)
+            arguments = ("callbacks", "origin", "features", "classes", "metadata", "listener")
+            _, settings = read_options({name: value for name, value in merged.items() if name not in arguments})
+            check_suite_ahead(gates, settings.uniform_share)
+            folder = out or claim(self.item, self.folder, self.temporary, self.calls) / "suite"
+            found = run_suite(target, data, suite, out=folder, **merged)
+            if found.state == "interrupted":
+                raise KeyboardInterrupt  # the suite has saved its results; now stop the session too
+            results = check_suite_gates(found, gates, rebuild=lambda run: Replayer(run, as_target(target), data))
+            if not gates:
+                members = tuple((name, _allow_no_fault(member, gates)) for name, member in results.members or ())
+                results = replace(results, members=members)
+            if results.has_failed:
+                report, reason = _write_report(found.path, is_suite=True)
+                places = ["", f"report: {report or reason}", f"run: {found.path}"]
+                pytest.fail("\n".join([*results.failed_lines, results.sentence, *places]), pytrace=False)
+            return found
 
     def check_returned(self, returned: Any) -> None:
         """Test the target and the data that a marked test has returned."""
@@ -102,104 +152,47 @@ class RobustnessTest:
             )
         self(*returned)
 
-    def _test(self, target: Any, data: Any, perturbation: Any, options: dict[str, Any]) -> Run:
-        __tracebackhide__ = True
-        self._calls += 1
-        perturbation, options = self._merge(perturbation, options)
-        gates = Gates.of(**{name: options.pop(name) for name in GATES if name in options})
-        settings = Settings.of(**{name: value for name, value in options.items() if name not in ARGUMENTS})
-        gates.check_ahead(settings.uniform_share)
-        gates.check_target(target, settings.preset)
-        is_earlier = self._replay is not None and self._is_earlier(self._replay)
-        if self._replay is not None and not is_earlier:
-            replay_fault(self._replay, target, data, perturbation)
-        run, folder = self._run(target, data, perturbation, options)
-        if run.stop_reason == "user":
-            raise KeyboardInterrupt  # the campaign has saved its results; now stop the session too
-        if is_earlier:
-            return run  # the test may need it to get to the fault
-        results = check_run(run, gates, folder)
-        report, reason = _write_report(folder) if results.has_failed or self._folder is not None else (None, "")
-        self._item.user_properties.extend(properties_of(run, folder, report, self._calls))
-        if results.has_failed:
-            test = None if options.get("origin") is not None else _name_on_command_line(self._item)
-            pytest.fail(describe_failure(run, results, folder, str(report or reason), test), pytrace=False)
-        return run
-
-    def _test_suite(self, target: Any, data: Any, suite: Any, options: dict[str, Any]) -> SuiteRun:
-        __tracebackhide__ = True
-        from themis.report.gates.suite import check_suite_ahead
-        from themis.suites.api import run_suite
-        from themis.suites.options import OF_THE_SUITE, read_options
-
-        if self._replay is not None:
-            pytest.skip("a suite is not run to replay a fault: replay it with themis replay RUN FAULT")
-        self._calls += 1
-        marked = {name: value for name, value in self._marked().items() if name not in ("perturbation", *OF_THE_SUITE)}
-        merged = {**self._defaults, **marked, **options, **self._overrides}
-        if "max_seconds" not in options:
-            merged.pop("max_seconds", None)  # the limit of a session is for single campaigns
-        gates = Gates.of(**{name: merged.pop(name) for name in GATES if name in merged})
-        out = merged.pop("out", None)
-        arguments = ("callbacks", "origin", "features", "classes", "metadata", "listener")
-        _, settings = read_options({name: value for name, value in merged.items() if name not in arguments})
-        check_suite_ahead(gates, settings.uniform_share)
-        folder = out or claim(self._item, self._folder, self._temporary, self._calls) / "suite"
-        found = run_suite(target, data, suite, out=folder, **merged)
-        if found.state == "interrupted":
-            raise KeyboardInterrupt  # the suite has saved its results; now stop the session too
-        results = check_suite(found, gates, target, data)
-        if results.has_failed:
-            report, reason = _write_suite_report(found)
-            lines = [*results.failed_lines, results.sentence, "", f"report: {report or reason}", f"run: {found.path}"]
-            pytest.fail("\n".join(lines), pytrace=False)
-        return found
-
     def _is_earlier(self, fault: str) -> bool:
         """Whether this call precedes the one that found the fault to replay; skips tests that did not find it."""
         note = read_note(_split(fault)[0])
         if note is None:
             return False
-        if note.get("test") != node_id(self._item):
+        if note.get("test") != node_id(self.item):
             pytest.skip("not the test that found the fault of --themis-replay")
-        return self._calls < int(note.get("call", 1))
+        return self.calls < int(note.get("call", 1))
 
     def _marked(self) -> dict[str, Any]:
         """The options of all markers of the test; the closest marker wins."""
         marked: dict[str, Any] = {}
-        for marker in reversed(list(self._item.iter_markers("robustness"))):  # the closest one last
+        for marker in reversed(list(self.item.iter_markers("robustness"))):  # the closest one last
             if len(marker.args) > 1:
                 raise UsageError(
                     f"the robustness marker must have one positional argument, the perturbation, got {marker.args}: "
                     "pass the others by name"
                 )
-            marked |= {**marker.kwargs, **({"perturbation": marker.args[0]} if marker.args else {})}
+            marked |= {**marker.kwargs, **dict(zip(["perturbation"], marker.args, strict=False))}
         return marked
 
     def _merge(self, perturbation: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """The perturbation and all options, by precedence."""
-        merged: dict[str, Any] = {"max_tests": N_TESTS, **self._defaults, **self._marked()}
-        merged |= {**options, **({} if perturbation is None else {"perturbation": perturbation}), **self._overrides}
+        merged: dict[str, Any] = {"max_tests": DEFAULT_TESTS, **self.defaults, **self._marked()}
+        merged |= {**options, **({} if perturbation is None else {"perturbation": perturbation}), **self.overrides}
         chosen = merged.pop("perturbation", None)
         if chosen is None:
             raise UsageError(
                 "a robustness test must name its perturbation, got none: pass it to the fixture, for example "
                 "robustness(target, data, 'gaussian'), or to the marker"
             )
-        from themis.target.target import refuse_target_options
-
         refuse_target_options(merged)
-        known = {*(field.name for field in fields(Settings)), *ARGUMENTS, *GATES}
+        known = {*(field.name for field in fields(Settings)), *ARGUMENTS, *GATE_OPTIONS}
         for name in merged:
             if name not in known:
                 raise UsageError(f"unknown option {name!r}: {nearest(name, known)}")
         return chosen, merged
 
     def _run(self, target: Any, data: Any, perturbation: Any, options: dict[str, Any]) -> tuple[Run, Path]:
-        from themis.campaign.api import run
-
         out = options.pop("out", None)
-        folder = claim(self._item, self._folder, self._temporary, self._calls) if out is None else Path(out)
+        folder = claim(self.item, self.folder, self.temporary, self.calls) if out is None else Path(out)
         try:
             return run(target, data, perturbation, out=folder, **options), folder
         except ThemisError as error:
@@ -213,53 +206,35 @@ class RobustnessTest:
             raise
 
 
-def check_run(run: Run, gates: Gates, folder: Path) -> GateResults:
-    """Check a run against its gates; without a gate, no fault is allowed."""
-    from themis.report.gates.gates import check_gates
+def _take_gates(options: dict[str, Any]) -> Gates:
+    return Gates.of(**{name: options.pop(name) for name in GATE_OPTIONS if name in options})
 
-    results = check_gates(run, gates, folder=folder)
-    if gates:
+
+@contextmanager
+def _errors_as_failures() -> Iterator[None]:
+    """Let the test fail with the message of an error instead of its traceback."""
+    __tracebackhide__ = True
+    try:
+        yield
+    except ThemisError as error:
+        raise pytest.fail.Exception(describe_error(error), pytrace=False) from None
+
+
+def _allow_no_fault(results: GateResults, gates: Gates) -> GateResults:
+    """The results of a test without limits, which fails if there is a fault."""
+    summary = results.summary
+    if not summary:  # it has not run
         return results
-    n, distinct = len(run.faults), run.rounds[-1].distinct_faults
-    no_faults = _check_no_faults(n, f"{counted(n, 'fault')} ({distinct:,} distinct)", results, gates)
-    return replace(results, results=(*results.results, no_faults))
-
-
-def check_suite(suite: SuiteRun, gates: Gates, target: Any, data: Any) -> SuiteGateResults:
-    """Check a suite against its gates; without a gate, no fault is allowed."""
-    from themis.report.gates.suite import check_suite_gates
-    from themis.runs.replay import Replayer
-    from themis.target.blackbox import as_target
-
-    results = check_suite_gates(suite, gates, rebuild=lambda run: Replayer(run, as_target(target), data))
-    if gates:
-        return results
-    faults = {row.name: row.faults for row in suite.rows}
-    members = []
-    for name, member in results.members:
-        n = faults[name]
-        no_faults = _check_no_faults(n, counted(n, "fault"), member, gates)
-        members.append((name, replace(member, results=(*member.results, no_faults))))
-    return replace(results, members=tuple(members))
-
-
-def _check_no_faults(n: int, found: str, results: GateResults, gates: Gates) -> GateResult:
-    """The gate of a test without limits: no fault is allowed."""
-    from themis.report.gates.gates import GateResult, refuse_constant
-
+    found = f"{counted(summary['faults'], 'fault')} ({summary['distinct_faults']:,} distinct), none allowed"
     remedy = "fix the model, or allow some faults: max_fault_rate=0.05"
-    result = GateResult("faults", not n, float(n), 0.0, f"{found}, none allowed", remedy)
-    return result if gates.allow_constant else refuse_constant(result, results.summary)
+    result = GateResult("faults", not summary["faults"], float(summary["faults"]), 0.0, found, remedy)
+    result = result if gates.allow_constant else refuse_constant(result, summary)
+    return replace(results, results=(*results.results, result))
 
 
 def replay_fault(fault: str, target: Any, data: Any, perturbation: Any) -> None:
     """Replay a fault, written as RUN:FAULT: the test fails if it is still a fault, and is skipped otherwise."""
     __tracebackhide__ = True
-    from themis.perturb import Perturbation
-    from themis.runs.replay import Replayer
-    from themis.runs.store.reader import Reader
-    from themis.target.blackbox import as_target
-
     folder, id = _split(fault)
     custom = perturbation if isinstance(perturbation, Perturbation) else None
     with closing(Reader(folder)) as run:
@@ -286,22 +261,10 @@ def _name_on_command_line(item: pytest.Item) -> str:
     return "::".join([path, *node_id(item).split("::")[1:]])
 
 
-def _write_report(folder: Path) -> tuple[Path | None, str]:
+def _write_report(folder: Path, *, is_suite: bool = False) -> tuple[Path | None, str]:
     """The path of the report; None and the reason if it cannot be written, which must not hide the test's failure."""
     try:
-        from themis.report.page import write_report
-
-        return write_report(folder), ""
-    except Exception as error:
-        return None, f"could not be written: {type(error).__name__}: {error}"
-
-
-def _write_suite_report(suite: SuiteRun) -> tuple[Path | None, str]:
-    """The path of the report of a suite; None and the reason if it cannot be written."""
-    try:
-        from themis.report.suite import write_suite_report
-
-        return write_suite_report(suite), ""
+        return write_suite_report(SuiteRun(folder)) if is_suite else write_report(folder), ""
     except Exception as error:
         return None, f"could not be written: {type(error).__name__}: {error}"
 
@@ -316,7 +279,8 @@ def claim(item: pytest.Item, folder: Path | None, temporary: Callable[[str], Pat
     It replaces the folder of the same test from an earlier session, unless somebody has put other files into it.
     Further campaigns of this session (another call, a test that is run again, another worker) get folders of their own.
     """
-    session = session_id(item.config)
+    shared = getattr(item.config, "workerinput", {}).get("testrunuid")  # the same in all workers of a session
+    session = str(shared or item.config.stash.setdefault(SESSION, uuid4().hex))
     note = {"test": node_id(item), "call": call, "session": session}
     if folder is None:
         path = temporary(folder_name(item.name))
@@ -353,12 +317,6 @@ def folder_name(nodeid: str) -> str:
     return re.sub(r"[^\w.]+", "-", nodeid, flags=re.ASCII).strip("-.")[-MAX_NAME:].lstrip("-.") or "test"
 
 
-def session_id(config: pytest.Config) -> str:
-    """An id that is the same in all workers of a test session."""
-    shared = getattr(config, "workerinput", {}).get("testrunuid")
-    return str(shared) if shared else config.stash.setdefault(SESSION, uuid4().hex)
-
-
 def write_note(path: Path, note: dict[str, Any]) -> None:
     (path / NOTE).write_text(json.dumps(note))
 
@@ -376,3 +334,62 @@ def is_stale(path: Path, session: str) -> bool:
     """Whether a folder is from an earlier session, and contains nothing that somebody else has put into it."""
     note = read_note(path)
     return note is not None and note.get("session", session) != session and holds_only_run(path)
+
+
+def describe_failure(run: Run, results: GateResults, folder: Path, report: str, test: str | None) -> str:
+    """The message of a failing test. `test` is named to replay faults if the run cannot build its model again."""
+    shown = ("faults", "fault rate", "coverage", "tests")
+    rows = {name: text for name, text in summary_rows(run, is_verbose=True) if name in shown}
+    ranges = ", ".join(f"{theta.name} {theta.low:g} to {theta.high:g}" for theta in run.start.theta)
+    lines = []
+    for result in results.failed:
+        lines += [f"{result.gate}: {result.text}", *([f"  {result.remedy}"] if result.remedy else [])]
+    passed = [result for result in results.results if result.has_passed and result.gate != "campaign"]
+    lines += [f"{result.gate} passed: {result.text}" for result in passed]
+    lines += ["", f"{'perturbation':<13}  {run.start.perturbation} ({ranges})"]
+    lines += [f"{name:<13}  {text}" for name, text in rows.items()]
+    lines.append(run.stop)
+    if results.telling:
+        lines += ["", f"The most telling fault{'s' * (len(results.telling) > 1)}:"]
+    for fault in results.telling:
+        lines += [f"  {describe_fault(fault)}"]
+        command = f"pytest {quote(test or '')} --themis-replay {quote(f'{folder}:{fault.id}')}"
+        lines += [f"    replay: {replay_command(str(folder), fault.id) if test is None else command}"]
+    return "\n".join([*lines, "", f"report: {report}", f"run: {folder}"])
+
+
+def describe_replay(fault: Fault, replay: Replay) -> str:
+    """Whether it is still a fault, its answer now, and what has changed since the run."""
+    state = "still a fault" if replay.is_fault else "no longer a fault"
+    answer = answer_of(fault, replay)
+    same = ", as recorded" if replay.is_same else ""
+    changes = "" if not replay.changes else f"\nchanged since the run: {'; '.join(replay.changes)}"
+    return f"{state}: now {describe_change(None, replay.answer, answer)}{same}\n{describe_fault(fault)}{changes}"
+
+
+def describe_error(error: Exception) -> str:
+    """The error in one line, and the line of the user's code that raised it."""
+    frames = [] if error.__cause__ is None else extract_tb(error.__cause__.__traceback__)
+    libraries = (str(Path(__file__).parents[3]) + os.sep, "<")  # where Themis is installed, and generated code
+    own = [frame for frame in frames if not frame.filename.startswith(libraries) and SITE not in frame.filename]
+    places = [f"  at {frame.filename}:{frame.lineno} in {frame.name}" for frame in own[-1:]]
+    notes = [f"  {note}" for note in getattr(error, "__notes__", ())]
+    return "\n".join([f"themis: {error}", *places, *notes])
+
+
+def properties_of(run: Run, folder: Path, report: Path | None, call: int) -> list[tuple[str, Any]]:
+    """Plain values for JUnit XML and the end of the session; the names of a second call end in _2."""
+    last, rate = run.rounds[-1], run.fault_rate
+    values: dict[str, Any] = {
+        "perturbation": run.start.perturbation,
+        **{name: getattr(last, name) for name in ("tests", "faults", "distinct_faults")},
+        "fault_rate": rate and rate.value,
+        "fault_rate_low": rate and rate.low,
+        "fault_rate_high": rate and rate.high,
+        "coverage": run.coverage if run.start.covers_neurons else None,
+        "stop": run.stop,
+        "run": str(folder),
+        "report": None if report is None else str(report),
+    }
+    ending = "" if call == 1 else f"_{call}"
+    return [(f"themis_{name}{ending}", value) for name, value in values.items() if value is not None]

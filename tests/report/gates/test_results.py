@@ -8,8 +8,8 @@ from user_module import SMALL, go_to
 import themis
 from themis.cli import main
 from themis.errors import StoreError
+from themis.report.page import read_view
 from themis.report.suite import read_suite_view
-from themis.report.view import read_view
 
 RUN = ["run", "--model", "mine:net", "--data", "mine:data", "--perturb", "gaussian", "--magnitude", "0.3", "-q"]
 
@@ -22,10 +22,11 @@ def here(tmp_path, monkeypatch):
 def test_the_gates_of_a_run_are_on_its_page_failures_first(here):
     assert main([*RUN, "--max-tests", "300", "--max-fault-rate", "0.001", "--out", "one"]) == 1
     gates = read_view("one").gates
-    assert gates.sentence == "1 of 2 gates failed: max_fault_rate."
-    assert [(row.gate, row.has_passed) for row in gates.rows] == [("max_fault_rate", False), ("campaign", True)]
-    assert "over the limit of 0.1%" in gates.rows[0].text
-    assert gates.sentence in (here / "one/report.html").read_text()
+    assert gates["sentence"] == "1 of 2 gates failed: max_fault_rate."
+    found = [(row["gate"], row["has_passed"]) for row in gates["rows"]]
+    assert found == [("max_fault_rate", False), ("campaign", True)]
+    assert "over the limit of 0.1%" in gates["rows"][0]["text"]
+    assert gates["sentence"] in (here / "one/report.html").read_text()
 
 
 def test_a_gate_that_is_checked_later_renews_the_page(here):
@@ -51,18 +52,20 @@ def test_the_verdict_on_a_suite_is_measured_against_the_limit(here):
     members = ["--perturb", "gaussian(sigma=0:0.3)", "--perturb", "brightness(shift=0:0.001)"]
     words = ["suite", *members, "--model", "mine:net", "--data", "mine:data", "--max-tests", "400", "--out", "s", "-q"]
     assert main(words) == 0
-    assert read_suite_view(themis.open_suite("s")).gates is None
+    assert read_suite_view(themis.open_suite("s"))["gates"] is None
     assert main(["gate", "s", "--max-fault-rate", "0.3", "-q"]) == 1
     view = read_suite_view(themis.open_suite("s"))
-    over = [row.name for row in view.members if row.fault_rate.high > 0.3]
-    assert view.verdict.endswith(
+    over = [row["name"] for row in view["members"] if row["fault_rate"]["high"] > 0.3]
+    assert view["verdict"].endswith(
         f"the limit of 30.0% on the fault rate under {len(over)} of 2 perturbations: {over[0]}."
     )
-    assert [row.member for row in view.gates.rows if not row.has_passed] == over == ["gaussian"]
-    assert read_view("s/gaussian").gates.sentence.startswith("1 of 2 gates failed")
+    assert [row["member"] for row in view["gates"]["rows"] if not row["has_passed"]] == over == ["gaussian"]
+    assert read_view("s/gaussian").gates["sentence"].startswith("1 of 2 gates failed")
     assert main(["gate", "s", "--max-fault-rate", "1", "-q"]) == 0
     view = read_suite_view(themis.open_suite("s"))
-    assert view.verdict.endswith("The model is within the limit of 100.0% on the fault rate under all 2 perturbations.")
+    assert view["verdict"].endswith(
+        "The model is within the limit of 100.0% on the fault rate under all 2 perturbations."
+    )
 
 
 def test_the_next_step_is_a_command_that_runs(here):

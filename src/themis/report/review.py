@@ -1,0 +1,160 @@
+"""Marking faults in the browser: a page with one fault at a time, served to this machine only, and its marks."""
+
+from __future__ import annotations
+
+import json
+from threading import Lock
+from typing import Any
+
+from themis.errors import DataError, ThemisError, UsageError
+from themis.report.names import class_names, task_of
+from themis.report.page import render_page
+from themis.report.watch import HTML, JSON, PAGE, Response, Server, listen, policy
+from themis.runs.analysis.review import (
+    MARKS,
+    UNDONE,
+    add_mark,
+    check_reviewer,
+    identity,
+    read_marks,
+    read_review,
+    reviewable_faults,
+)
+from themis.runs.display.fault import answers, data_uri, describe_theta, is_picture, pictures
+from themis.runs.fault import Fault, FaultInputs, Replay, gives_answers, name_outcome
+from themis.runs.replay import Replayer
+from themis.text import percent
+
+SAMPLE = 100
+"""Faults that a reviewer is shown by default."""
+SCRIPTS = ("elements.js", "review.js")
+FAULT = "/fault/"
+
+
+class Session:
+    """The faults that one reviewer marks, in the order of the sample."""
+
+    def __init__(self, replayer: Replayer, reviewer: str, number: int = SAMPLE) -> None:
+        """Refuse a run whose faults cannot be shown, before the page is served."""
+        if number < 1:
+            raise UsageError(f"the sample must have at least 1 fault, got {number}: leave it out for {SAMPLE}")
+        run, self.reviewer = replayer.run, check_reviewer(reviewer)
+        faults = reviewable_faults(run)
+        if not faults:
+            raise DataError(
+                f"{run.path} must have faults of the uniform stream to be reviewed, but has none: the rate of valid "
+                "faults is that of random tests"
+            )
+        self.marks = read_marks(run, faults).get(self.reviewer, {})
+        self.path, self.faults, self._identity = run.path, faults[:number], identity(run)
+        self._replayer, self._lock, self._shown = replayer, Lock(), dict[int, tuple[str, ...]]()
+        self._task, self._classes = task_of(run), class_names(run)
+        self._draw(self.first)
+
+    @property
+    def first(self) -> int:
+        """The place of the first fault without a mark of this reviewer; the number of faults if there is none."""
+        return next((k for k, fault in enumerate(self.faults) if fault.id not in self.marks), len(self.faults))
+
+    def show(self, k: int) -> dict[str, Any]:
+        """What the page shows of the fault at a place of the sample, or at its end."""
+        with self._lock:
+            if k == len(self.faults):  # the rate is shown at the end only, so that nobody stops when it looks good
+                result = str(read_review(self.path) or "No fault is marked.").split("\n")
+                return {**self._progress(), "result": result}
+            fault = self.faults[k]
+            before, after = self._answers(fault)
+            facts = f"fault {fault.id}, seed {fault.seed_id}, {describe_theta(fault)}"
+            facts += "" if fault.ssim is None else f", SSIM {fault.ssim:.3f}"
+            clean, disturbed = self._draw(k)
+            shown = {"before": before, "after": after, "clean": clean, "disturbed": disturbed, "facts": facts}
+            return {**self._progress(), **shown, "mark": self.marks.get(fault.id)}
+
+    def mark(self, k: int, mark: str) -> dict[str, Any]:
+        """Store a mark, and show how far the review is."""
+        with self._lock:
+            fault = self.faults[k]
+            add_mark(self.path, self._identity, fault, mark, self.reviewer)
+            self.marks.pop(fault.id, None)
+            if mark != UNDONE:
+                self.marks[fault.id] = mark
+            return self._progress()
+
+    def end(self) -> None:
+        """Wait for a picture that is being made, and make no other: torch must not be running when the process ends."""
+        self._lock.acquire()
+
+    def _progress(self) -> dict[str, Any]:
+        n_marked = sum(fault.id in self.marks for fault in self.faults)
+        return {"n": len(self.faults), "marked": n_marked, "first": self.first, "reviewer": self.reviewer}
+
+    def _answers(self, fault: Fault) -> tuple[str, str]:
+        before, after = answers(fault)
+        if fault.clean_answer is not None:
+            before = name_outcome("wrong", fault.clean_answer, self._classes)
+        if gives_answers(self._task):
+            sure = f" ({percent(fault.confidence, 0)})" if fault.confidence == fault.confidence else ""
+            after = name_outcome(self._task, fault.answer, self._classes) + sure
+        return before, after
+
+    def _draw(self, k: int) -> tuple[str, ...]:
+        """The clean and the disturbed picture at a place, as stored, or made again."""
+        k = min(k, len(self.faults) - 1)
+        if k in self._shown:
+            return self._shown[k]
+        fault = self.faults[k]
+        shown: FaultInputs | Replay | None = self._replayer.show(fault)
+        if shown is None:
+            shown = replay = self._replayer.replay(fault)
+            if not replay.is_same:
+                changed = "; ".join(replay.changes) or "the answer differs"
+                raise DataError(f"fault {fault.id} must be shown as it was, but it is not reproduced: {changed}")
+        shape = tuple(shown.inputs.shape)
+        if not is_picture(shape):
+            raise UsageError(f"only pictures can be reviewed, but the inputs of {self.path} have shape {list(shape)}")
+        self._shown[k] = tuple(map(data_uri, pictures(shown)[:2]))
+        return self._shown[k]
+
+
+class ReviewServer(Server):
+    """Shows the faults of a session, and stores the marks that its page sends."""
+
+    folder: Session
+    is_writable = True
+
+    def respond(self, path: str, known_tags: str) -> Response:
+        if path == PAGE:
+            page = render_page("review", {"run": str(self.folder.path)}, SCRIPTS, live=f"?token={self.token}")
+            return Response(200, HTML, page.encode("utf-8", "replace"), {"Content-Security-Policy": policy(page)})
+        k = self._place(path, len(self.folder.faults))
+        return _no_fault() if k is None else _as_json(lambda: self.folder.show(k))
+
+    def store(self, path: str, body: bytes) -> Response:
+        """Store the mark that a request of the page sends."""
+        k = self._place(path, len(self.folder.faults) - 1)
+        mark = body.decode("ascii", "replace")
+        if k is None or mark not in MARKS:
+            return _no_fault() if k is None else Response.of_text(400, f"a mark must be one of {', '.join(MARKS)}")
+        return _as_json(lambda: self.folder.mark(k, mark))
+
+    def _place(self, path: str, last: int) -> int | None:
+        number = path.removeprefix(FAULT)
+        is_place = path.startswith(FAULT) and number.isascii() and number.isdigit() and len(number) < 10
+        return int(number) if is_place and int(number) <= last else None
+
+
+def _no_fault() -> Response:
+    return Response.of_text(404, f"only {PAGE} and {FAULT}NUMBER of a fault in the sample exist")
+
+
+def _as_json(make: Any) -> Response:
+    """What is made, or the reason why it cannot be: the page shows it."""
+    try:
+        return Response(200, JSON, json.dumps(make(), allow_nan=False).encode())
+    except ThemisError as error:
+        return Response(500, JSON, json.dumps({"error": str(error)}).encode())
+
+
+def serve_review(session: Session, *, port: int = 0) -> ReviewServer:
+    """A server for a session; like that of `themis.report.watch.serve`, but it writes marks into the run folder."""
+    return listen(lambda: ReviewServer(session, port), port)
