@@ -15,10 +15,10 @@ from themis.measure.captured import CaptureError
 from themis.perturb import choose_perturbation
 from themis.retraining import tune as tune_module
 from themis.retraining.captured_step import _unchanged, can_capture
-from themis.retraining.checkpoint import CHECKPOINT_FILE
 from themis.retraining.material import Material
 from themis.retraining.recipe import OPTIMISERS, Recipe
 from themis.retraining.tune import tune
+from themis.retraining.weights import CHECKPOINT_FILE
 
 NOISE = choose_perturbation("gaussian", 0.3)
 RECIPE = {"epochs": 3, "batches": 6, "fresh": 0.5, "share": 1.0}

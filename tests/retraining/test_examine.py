@@ -10,7 +10,7 @@ from torch import nn
 
 import themis
 from themis.data.seeds import read_seeds
-from themis.errors import DataError, UsageError
+from themis.errors import DataError
 from themis.oracle import Multilabel, Regression, Segmentation, Threshold, Top, Wrong
 from themis.perturb import choose_perturbation
 from themis.retraining.changes import (
@@ -87,19 +87,19 @@ def test_examining_the_same_model_twice_gives_the_same_reading_and_mends_no_faul
     target, judge = case
     again = examine(target, judge, NOISE, Exam(draws=4, passes=900, random_seed=3), ledger=Ledger(), before=reading)
     assert np.array_equal(again.disturbed, reading.disturbed)
-    assert again.found.distinct_faults == reading.found.distinct_faults > 50
+    assert again.distinct.sum() == reading.distinct.sum() > 50
     assert again.mended.max() == 0
-    row = changes(reading, again)
+    row = changes(reading, [again])
     assert (row.disturbed.difference, row.distinct_faults.difference, row.mended[0]) == (0, 0, 0)
     assert row.verdict == "kept"
 
 
 def test_the_counts_of_a_campaign_agree_with_its_columns(reading):
-    found = reading.found
-    assert found.distinct.sum() == found.distinct_faults
-    assert (found.distinct > 0).sum() == found.failing_seeds
-    assert found.held.sum() == reading.clean.sum() - found.failing_seeds
-    assert len(reading.old.rows) == len(reading.old.inputs) > 0.9 * found.distinct_faults
+    counts = reading.as_dict()
+    assert counts["distinct_faults"] == reading.distinct.sum()
+    assert counts["failing_seeds"] == (reading.distinct > 0).sum()
+    assert reading.held.sum() == reading.clean.sum() - counts["failing_seeds"]
+    assert len(reading.old.labels) == len(reading.old.inputs) > 0.9 * counts["distinct_faults"]
 
 
 def test_seeds_that_were_trained_on_are_refused_by_the_ledger_and_by_that_of_the_module(case):
@@ -115,7 +115,7 @@ def test_seeds_that_were_trained_on_are_refused_by_the_ledger_and_by_that_of_the
 def test_without_passes_no_campaign_is_run_and_labels_are_required(case):
     target, judge = case
     plain = examine(target, judge, NOISE, Exam(draws=1, passes=0), ledger=Ledger())
-    assert (plain.found, plain.old, plain.mended) == (None, None, None)
+    assert (plain.distinct, plain.old, plain.mended) == (None, None, None)
     with pytest.raises(DataError, match="must have labels"):
         examine(target, read_seeds(judge.inputs), NOISE, Exam(draws=1, passes=0), ledger=Ledger())
 
@@ -130,7 +130,7 @@ def test_old_attacks_are_tested_unchanged_on_the_new_model(case):
         last.weight.zero_()
         last.bias.copy_(torch.arange(10.0) == int(few.labels[0]))  # always the same answer
     after = examine(blind, few, attack, Exam(draws=1, passes=0), ledger=Ledger(), before=before)
-    share = float((few.labels[before.old.rows] == few.labels[0]).double().mean())
+    share = float((before.old.labels == few.labels[0]).double().mean())
     assert after.mended.mean() == pytest.approx(share)
     assert after.clean_score == float((few.labels == few.labels[0]).double().mean())
 
@@ -157,7 +157,7 @@ def test_regression_uses_the_same_tolerance_for_both_models_and_reports_errors()
     assert before.clean_score == 1
     assert before.clean_error.max() < 1e-6
     assert off.clean_error.mean() == pytest.approx(0.05, abs=1e-5)
-    row = changes(before, off)
+    row = changes(before, [off])
     assert row.clean_error.difference == pytest.approx(0.05, abs=1e-5)
     assert row.disturbed_error.before > 0.01
     assert target.oracle.tolerance is not None  # one for both models
@@ -199,16 +199,7 @@ def test_changes_over_several_random_seeds_have_both_intervals_and_the_spread(re
     assert row.disturbed.over_seeds.low < row.disturbed.difference < row.disturbed.over_seeds.high
     assert row.disturbed.over_runs == t_interval(np.array(means) - reading.disturbed.mean())
     assert row.clean.over_seeds is row.clean.over_runs is row.clean.combined is None  # nothing varied
-    assert changes(reading, runs[0]).disturbed.over_runs is None
-
-
-def test_unlike_readings_are_not_paired(reading):
-    with pytest.raises(UsageError, match="same perturbation, random seed and draws"):
-        changes(reading, replace(reading, draws=5))
-    with pytest.raises(UsageError, match="same judge seeds"):
-        changes(reading, replace(reading, seed_id=reading.seed_id[::-1]))
-    with pytest.raises(UsageError, match="got none"):
-        changes(reading, [])
+    assert changes(reading, [runs[0]]).disturbed.over_runs is None
 
 
 def test_intervals_contain_the_true_value_as_often_as_stated():

@@ -42,7 +42,7 @@ def test_material_and_fresh_inputs_have_the_labels_of_the_moved_pictures(case, p
     target, seeds, oracle = case
     rows, (theta, noise_seed) = np.arange(8), draws(perturbation, 8)
     material = of_tests(Tests(rows, rows, theta, noise_seed, rows.astype(str)), seeds, perturbation, target)
-    disturber = Disturber(target, seeds, oracle)
+    disturber = Disturber(target, [(seeds, torch.arange(len(seeds)))], oracle)
     fresh = disturber(perturbation, *map(torch.from_numpy, (rows, theta, noise_seed)))
     for inputs, labels in ((material.disturbed, material.disturbed_labels), fresh):
         with target.opened(), torch.no_grad():
@@ -58,16 +58,16 @@ def test_a_perfect_model_is_graded_1_in_an_examination_and_keeps_that_grade(case
     target, seeds, _ = case
     reading = examine(target, seeds, ROTATE, Exam(draws=3, passes=400), ledger=Ledger())
     assert reading.clean_score == reading.disturbed_score == 1
-    assert reading.found is not None
-    assert reading.found.distinct_faults == 0
+    assert reading.distinct is not None
+    assert reading.distinct.sum() == 0
     with target.opened():
         bench = calculator(target, seeds, ROTATE)
         tests = exam_tests(ROTATE, seeds, 1, 0)
         inputs, _, motion = bench.run_chunk(tests, 8)
         rows = torch.from_numpy(tests.seed)
-        old = OldFaults(inputs, rows, bench.clean.oracle.move_labels(seeds.labels[rows], motion))
+        old = OldFaults(inputs, bench.clean.oracle.move_labels(seeds.labels[rows], motion))
         assert _grade_old(bench, old).tolist() == [1] * 8
-        assert _grade_old(bench, OldFaults(inputs, rows)).mean() < 0.9
+        assert _grade_old(bench, OldFaults(inputs, seeds.labels[rows])).mean() < 0.9
 
 
 def test_a_perfect_model_is_scored_1_while_it_is_trained_and_keeps_its_loss(case):

@@ -17,7 +17,7 @@ from themis.retraining import tune as tuning
 from themis.retraining.api import retrain
 from themis.retraining.changes import Shift
 from themis.retraining.examine import read_reading, write_reading
-from themis.retraining.result import change_words, frontier_note, markdown, verdict
+from themis.retraining.result import change_words, markdown, verdict
 from themis.runs.parts import read_parts
 from themis.target.ledger import read_ledger, read_metadata
 from themis.target.loaders.weights import load_weights
@@ -79,8 +79,8 @@ def test_the_folder_has_all_results(small, done):
     assert [each["name"] for each in kept["outcomes"]] == ["gaussian:0.5", "gaussian:0.3"]
     assert kept["recipe"]["epochs"] == 3
     assert len({model["share"] for model in kept["rounds"][0]["models"]}) == 1  # chosen together
-    frontier = kept["rounds"][0]["frontier"]
-    assert sum(point["is_chosen"] for point in frontier) == 1
+    frontier, point = kept["rounds"][0]["frontier"], kept["rounds"][0]["point"]
+    assert point["share"] == kept["rounds"][0]["models"][0]["share"]
     assert frontier[0]["lost"] == 0
     assert kept["seeds"] == result.seeds
     assert sum(result.seeds.values()) == 300
@@ -148,7 +148,7 @@ def test_the_smallest_strength_that_breaks_a_seed_is_measured(done):
         before = outcome.before
         assert ((before.strength >= 0) & (before.strength <= 1)).all()
         assert (before.strength[before.clean == 0] == 0).all()
-        assert (before.strength[before.found.distinct > 0] < 1).any()
+        assert (before.strength[before.distinct > 0] < 1).any()
         assert outcome.change.strength.before == pytest.approx(before.strength.mean())
     assert "smallest breaking strength" in markdown(result)
 
@@ -211,26 +211,6 @@ def test_a_value_that_the_task_chooses_is_the_same_plan_as_none(small, tmp_path)
         retrain(run, **how, steer=0.3, patience=None)
 
 
-def test_a_fall_of_seeds_that_do_not_decide_is_mentioned(done):
-    result, _ = done
-    stage = result.stage
-
-    def note(searched, everywhere):
-        """The note on the frontier if the clean score falls by so much at every point."""
-        falls = ((searched, 0.01, 100), (everywhere, 0.01, 200))
-        models = [
-            replace(model, frontier=tuple(replace(point, falls=falls) for point in model.frontier))
-            for model in stage.models
-        ]
-        return frontier_note(replace(result, stages=(replace(stage, models=tuple(models)),)))
-
-    assert "On all seeds held out it falls by 4.00 points: those that were not searched do not count" in note(
-        -0.02, 0.04
-    )
-    assert "On all seeds" not in note(0.0, 0.002)
-    assert "On all seeds" not in note(0.04, 0.04)
-
-
 def test_another_retraining_in_the_same_folder_is_refused(small, done, tmp_path):
     _, data, run = small
     _, out = done
@@ -250,7 +230,7 @@ def test_readings_are_loaded_as_they_were_stored(done, tmp_path):
     write_reading(folder, "one.safetensors", reading)
     back = read_reading(folder, "one.safetensors")
     assert back.as_dict() == reading.as_dict()
-    assert np.array_equal(back.found.held, reading.found.held)
+    assert np.array_equal(back.held, reading.held)
     assert torch.equal(back.old.inputs, reading.old.inputs)
     assert read_reading(folder, "two.safetensors") is None
     folder.close()

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from themis.perturb import choose_perturbation
-from themis.retraining.steering import N_BINS, Steering
+from themis.retraining.batches import N_BINS, Steering
 
 CASES = [choose_perturbation("gaussian", 0.8), choose_perturbation("fog")]
 LABELS = torch.arange(60) % 3

@@ -2,39 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from themis.compute import rng
-from themis.data.groups import Hashes, join_copies
+from themis.data.groups import join_copies
+from themis.data.items import OtherInputs
 from themis.data.seeds import Seeds
 from themis.errors import DataError
-from themis.measure.inputs import place
+from themis.measure.clean import place
 from themis.measure.tests import Floats, Ints
-from themis.oracle import Changed, Motion, Oracle, Regression, Wrong
+from themis.oracle import Motion, Oracle
 from themis.perturb import Context, Perturbation, perturb
-from themis.retraining.grading import CHUNK, Loss, grade, ideal, losses
+from themis.retraining.grading import CHUNK, grade, ideal, losses, show_classes, show_numbers
 from themis.retraining.material import Material
 from themis.retraining.recipe import Recipe
-from themis.retraining.steering import Steering
 from themis.target.target import Target
 
 FOR_HOLD_OUT, FOR_CLEAN, FOR_STORED, FOR_FRESH, FOR_TEST, FOR_FRESH_SEEDS, FOR_CASES, FOR_BLEND = range(101, 109)
 """Purposes of random numbers; campaigns use smaller numbers."""
 N_HELD = 1_000
 """Searched seeds that are held out, at most, if the recipe does not ask for more."""
-MAX_ANSWERS = 1 << 30
-"""Bytes of a model's outputs that are kept, at most."""
+MAX_ANSWERS = MAX_GATHERED = 1 << 30
+"""Bytes of a model's outputs that are kept, and of inputs that are gathered in one place, at most."""
+MIN_BATCHES = 100
+"""Batches per epoch at least if inputs are made anew: a few hundred seeds are worth showing more than once."""
 MADE_AT_ONCE = 1024
 """Inputs that are made at a time, unless they depend on the weights, which change with each batch."""
+N_BINS = 5
+"""Equal parts of the range of each theta, over which errors are counted."""
+KEPT_WEIGHT = 0.8
+"""The weight of what was measured before, each time that fresh inputs are created."""
 
 
 @dataclass(frozen=True)
@@ -50,28 +55,21 @@ class BatchSplit:
     held_clean: Tensor
 
 
-def hold_out(
-    material: Material,
-    hashes: tuple[Hashes, Hashes],
-    recipe: Recipe,
-    groups: tuple[Ints, Ints] | None = None,
-) -> BatchSplit:
+def hold_out(material: Material, recipe: Recipe) -> BatchSplit:
     """Hold out a share of the failing seeds, of the other seeds that were searched, and of the clean seeds.
 
-    hashes: those of the contents of the pool and of the clean seeds. Of several copies of an input, all are held out or
-    none, and so are the seeds of a group. A model may know the clean seeds by heart, so the searched ones show best
-    what it loses: if there are no fewer clean seeds to learn from, up to half of the searched ones are held out.
+    Of several copies of an input, all are held out or none, and so are the seeds of a group. A model may know the clean
+    seeds by heart, so the searched ones show best what it loses: if there are no fewer clean seeds to learn from, up to
+    half of the searched ones are held out. Consecutive random seeds hold out other seeds, as long as there are any.
     """
+    hashes = material.hashes
     n_pool, n_clean = (len(np.unique(contents)) for contents in hashes)
-    share = recipe.hold_out
-    if n_clean >= n_pool:
-        share = max(share, min(0.5, N_HELD / n_pool))
-    if groups is None:
+    share = max(recipe.hold_out, min(0.5, N_HELD / n_pool)) if n_clean >= n_pool else recipe.hold_out
+    if material.groups is None:
         pool, clean = (contents.view(np.int64) for contents in hashes)
-        failing = pool[np.unique(material.seed.numpy())]
-        kinds = [(failing, 1, share), (pool, 0, share)]
+        kinds = [(pool[np.unique(material.seed.numpy())], 1, share), (pool, 0, share)]
     else:
-        joined = join_copies(np.concatenate(groups), np.concatenate(hashes))
+        joined = join_copies(np.concatenate(material.groups), np.concatenate(hashes))
         pool, clean = np.split(joined, [len(hashes[0])])
         kinds = [(pool, 1, share)]
         if len(np.unique(pool)) < 2:
@@ -84,18 +82,21 @@ def hold_out(
         new = np.setdiff1d(candidates, seen)
         seen = np.union1d(seen, new)
         n = min(max(1, round(held_share * len(new))), max(0, len(new) - n_trained))
-        order = np.argsort(rng.mix(recipe.random_seed, FOR_HOLD_OUT, new), kind="stable")
-        held = np.union1d(held, new[order[:n]])
+        order = np.argsort(rng.mix(FOR_HOLD_OUT, new), kind="stable")
+        first = recipe.random_seed * n % max(1, len(new))
+        held = np.union1d(held, new[np.roll(order, -first)[:n]])
     in_pool, in_clean = np.isin(pool, held), np.isin(clean, held)
     if not in_pool.any() and not in_clean.any():
         raise DataError(
             f"some seeds must be held out to choose the best epoch, but there are only {len(seen)}: give more seeds"
         )
-    is_trained = ~in_pool[material.seed.numpy()]
-    masks = (is_trained, ~in_pool, ~in_clean, in_pool, in_clean)
-    held_groups = None if groups is None else np.concatenate([pool[in_pool], clean[in_clean]])
-    n_pool_groups = len(pool[~in_pool]) if groups is None else len(np.unique(pool[~in_pool]))
-    split = BatchSplit(held_groups, n_pool_groups, *(torch.from_numpy(np.flatnonzero(mask)) for mask in masks))
+    masks = (~in_pool[material.seed.numpy()], ~in_pool, ~in_clean, in_pool, in_clean)
+    has_groups = material.groups is not None
+    split = BatchSplit(
+        np.concatenate([pool[in_pool], clean[in_clean]]) if has_groups else None,
+        len(np.unique(pool[~in_pool]) if has_groups else pool[~in_pool]),
+        *(torch.from_numpy(np.flatnonzero(mask)) for mask in masks),
+    )
     if recipe.mix > 0 and recipe.fresh < 1 and not len(split.disturbed):
         raise DataError(
             "retraining needs disturbed inputs to learn from, but there are none: run a campaign that finds faults"
@@ -133,27 +134,56 @@ def theta_at(perturbation: Perturbation, shares: Floats) -> Floats:
 
 
 class Disturber:
-    """Disturbs seeds. An attack uses the current weights of the model and aims away from the labels."""
+    """Seeds, joined from parts, and how they are disturbed.
 
-    def __init__(self, target: Target, seeds: Seeds, oracle: Oracle) -> None:
-        assert seeds.labels is not None  # material always has labels
-        self.target, self.oracle, self.seeds = target, oracle, seeds
-        self.inputs, self.labels = place(seeds.inputs, target.device), seeds.labels.to(target.device)
+    An attack uses the current weights of the model and aims away from the labels.
+    """
+
+    def __init__(self, target: Target, parts: Sequence[tuple[Seeds, Tensor]], oracle: Oracle) -> None:
+        """parts: data, and the rows of it that count."""
+        self.target, self.oracle, device = target, oracle, target.device
+        used = [(seeds, rows) for seeds, rows in parts if len(rows)]
+        given = [(seeds.inputs, rows) for seeds, rows in used]
+        if all(isinstance(inputs, Tensor) for inputs, _ in given):
+            n_bytes = sum(inputs[:1].nbytes * len(rows) for inputs, rows in given)
+            if n_bytes <= MAX_GATHERED:
+                gathered = torch.cat([inputs[rows] for inputs, rows in given])
+                given = [(gathered, torch.arange(len(gathered)))]
+        self.parts = [(place(inputs, device), rows.to(device)) for inputs, rows in given]
+        self.labels = torch.cat([_labels(seeds)[rows] for seeds, rows in used]).to(device)
+        self.seed_id = torch.cat([seeds.seed_id[rows] for seeds, rows in used])
+        self.any = used[0][0]
+        self.others = None if self.any.others is None else _join_others([seeds[rows] for seeds, rows in used], device)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: Tensor) -> Tensor:
+        """The inputs of the seeds in some rows."""
+        if len(self.parts) == 1:
+            inputs, own = self.parts[0]
+            return inputs.index_select(0, own[rows]) if isinstance(inputs, Tensor) else inputs[own[rows]]
+        (first, of_first), (second, of_second) = self.parts
+        is_first = rows < len(of_first)
+        taken = torch.empty(len(rows), *first.shape[1:], device=self.target.device)
+        taken[is_first] = first[of_first[rows[is_first]]]
+        taken[~is_first] = second[of_second[rows[~is_first] - len(of_first)]]
+        return taken
+
+    def forward(self, target: Target, inputs: Tensor, rows: Tensor) -> Tensor:
+        """A target's outputs for inputs made from the seeds in some rows, with the other inputs of these seeds."""
+        target.side_inputs.others = None if self.others is None else self.others.part(rows)
+        return target.forward(inputs)
 
     def __call__(
-        self,
-        perturbation: Perturbation,
-        rows: Tensor,
-        theta: Tensor,
-        noise_seed: Tensor,
-        inputs: Tensor | None = None,
+        self, perturbation: Perturbation, rows: Tensor, theta: Tensor, noise_seed: Tensor, inputs: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Disturbed inputs of the seeds in `rows`, and their labels; `inputs` replace those of the seeds."""
-        inputs, labels, oracle = self.inputs[rows] if inputs is None else inputs, self.labels[rows], self.oracle
-        features = self.seeds.features if perturbation.inputs == "table" else None
+        inputs, labels, oracle = self.take(rows) if inputs is None else inputs, self.labels[rows], self.oracle
+        features = self.any.features if perturbation.inputs == "table" else None
         with self.target.opened() if perturbation.passes else nullcontext(), torch.no_grad():
             if perturbation.passes:
-                perfect = ideal(oracle, self.target.forward(inputs), labels)
+                perfect = ideal(oracle, self.forward(self.target, inputs, rows), labels)
                 context = Context.of_task(self.target, oracle, perfect, labels, features)
             else:
                 motion = Motion() if oracle.is_spatial else None
@@ -162,14 +192,20 @@ class Disturber:
             return disturbed, oracle.move_labels(labels, context.motion) if context.motion else labels
 
 
-def show_classes(oracle: Oracle, seeds: Seeds) -> bool:
-    """Whether inputs are pictures that show one class each."""
-    return isinstance(oracle, Changed | Wrong) and len(seeds.shape) == 4
+def _labels(seeds: Seeds) -> Tensor:
+    assert seeds.labels is not None  # material always has labels
+    return seeds.labels
 
 
-def show_numbers(oracle: Oracle, seeds: Seeds) -> bool:
-    """Whether inputs are pictures that show one number each, such as the angle to steer at."""
-    return isinstance(oracle, Regression) and len(seeds.shape) == 4
+def _join_others(parts: Sequence[Seeds], device: torch.device) -> OtherInputs:
+    """The other inputs of seeds in several parts, which have the same ones."""
+    others = [part.others for part in parts if part.others is not None]
+    first = others[0]
+    if len(others) < len(parts) or any(each.keys != first.keys for each in others):
+        listed = ", ".join(map(repr, first.keys))
+        raise DataError(f"all seeds must have the same inputs, {listed}: give training data with all of them")
+    joined = {key: torch.cat([each.tensors[key] for each in others]) for key in first.tensors}
+    return replace(first, tensors=joined).to(device)
 
 
 def can_distill(oracle: Oracle, seeds: Seeds) -> bool:
@@ -182,6 +218,8 @@ class TrainingBatch(NamedTuple):
 
     inputs: Tensor
     labels: Tensor
+    rows: Tensor
+    """Those of their seeds, among all that are trained on."""
     answers: Tensor
     """The old model's answers to the inputs before they were disturbed; none if they do not count."""
     share: Tensor
@@ -189,7 +227,7 @@ class TrainingBatch(NamedTuple):
     factor: Tensor
     """How much more these count than labels."""
 
-    def rows(self, part: slice) -> TrainingBatch:
+    def part(self, part: slice) -> TrainingBatch:
         """Some of the inputs."""
         return TrainingBatch(*(values[part] for values in self))
 
@@ -220,47 +258,41 @@ class Batches:
         self.recipe, self.split, self.perturbations, self.device = recipe, split, perturbations, target.device
         self.old, self.oracle = old, oracle
         self.n_clean, self.n_stored, self.n_fresh = recipe.counts()
-        self.parts = [
-            (Disturber(target, seeds, oracle), rows)
-            for seeds, rows in ((material.clean, split.clean), (material.pool, split.pool))
-            if len(rows)
-        ]
-        """The seeds that are trained on, and their rows."""
-        self.n_seeds = sum(len(rows) for _, rows in self.parts)
+        self.seeds = Disturber(target, [(material.clean, split.clean), (material.pool, split.pool)], oracle)
+        """The seeds that are trained on."""
         self.stored = place(material.disturbed, self.device)
-        self.labels = material.disturbed_labels.to(self.device)
+        self.stored_labels = material.disturbed_labels.to(self.device)
         self.stored_seed = len(split.clean) + np.searchsorted(split.pool.numpy(), material.seed.numpy())
-        labels = [part.labels[rows.to(self.device)].cpu() for part, rows in self.parts]
-        self.steering = Steering(perturbations, torch.cat(labels), recipe.steer)
+        self.steering = Steering(perturbations, self.seeds.labels.cpu(), recipe.steer)
         self.shows_classes = show_classes(oracle, material.pool)
         self.has_answers = recipe.distill > 0 and can_distill(oracle, material.pool)
         self.blend = recipe.blend if self.has_answers else 0.0
         n_disturbed = self.n_stored + self.n_fresh
-        n_needed = (
+        self.n = recipe.batches or max(
             -(-len(split.disturbed) // n_disturbed) if n_disturbed else 0,
-            -(-self.n_seeds // self.n_clean) if self.n_clean else 0,
+            -(-len(self.seeds) // self.n_clean) if self.n_clean else 0,
+            MIN_BATCHES if self.n_fresh else 0,
         )
-        self.n = recipe.batches or max(n_needed)
         """Batches per epoch."""
         is_attack = any(perturbation.passes for perturbation in perturbations)
         self.n_block = 1 if is_attack else max(1, MADE_AT_ONCE // recipe.batch_size)
         """Batches that are made at once."""
 
-    def favour(self, grades: Sequence[Tensor]) -> None:
+    def favour(self, errors: Sequence[float]) -> None:
         """Disturb the searched or the clean seeds more often, whichever the original model answers incorrectly.
 
-        grades: on the searched and on the clean seeds held out. Pictures of one class each are all drawn alike. Seeds
+        errors: on the searched and on the clean seeds held out. Pictures of one class each are all drawn alike. Seeds
         of a group count as one: a few scenes, however long, do not stand for all others.
         """
-        if len(grades) == len(self.parts) == 2 and not self.shows_classes:
-            errors = [1 - float(part.mean()) for part in reversed(grades)]
-            share = self.steering.steer * (self.split.n_pool_groups / len(self.split.pool))
-            self.steering.favour(np.repeat(errors, [len(rows) for _, rows in self.parts]), share)
+        n_clean, n_pool = len(self.split.clean), len(self.split.pool)
+        if n_clean and n_pool and len(errors) == 2 and not self.shows_classes:
+            share = self.steering.steer * self.split.n_pool_groups / n_pool
+            self.steering.favour(np.repeat(list(reversed(errors)), [n_clean, n_pool]), share)
 
     def epoch(self, number: int) -> Iterator[TrainingBatch]:
         """The batches of an epoch, the first of which is 1."""
         first = (number - 1) * self.n
-        clean = self._rows(self.n_seeds, self.n_clean, first, FOR_CLEAN)
+        clean = self._rows(len(self.seeds), self.n_clean, first, FOR_CLEAN)
         stored = self._rows(len(self.split.disturbed), self.n_stored, first, FOR_STORED)
         for k in range(0, self.n, self.n_block):
             n = min(self.n_block, self.n - k)
@@ -269,12 +301,16 @@ class Batches:
                 counter = np.arange(n * self.n_clean) + (first + k) * self.n_clean
                 block.append((self.n_clean, self._clean(clean[k : k + n].reshape(-1), counter)))
             if self.n_stored:
-                block.append((self.n_stored, self._stored(stored[k : k + n].reshape(-1))))
+                rows = self.split.disturbed[torch.from_numpy(stored[k : k + n].reshape(-1))]
+                at, seeds = rows.to(self.device), torch.from_numpy(self.stored_seed[rows.numpy()])
+                block.append(
+                    (self.n_stored, self._weighted(self.stored[at], self.stored_labels[at], None, self._on(seeds)))
+                )
             if self.n_fresh:
                 counter = np.arange(n * self.n_fresh) + (first + k) * self.n_fresh
                 block.append((self.n_fresh, self._fresh(counter)))
             for j in range(n):
-                kinds = [made.rows(slice(j * size, (j + 1) * size)) for size, made in block]
+                kinds = [made.part(slice(j * size, (j + 1) * size)) for size, made in block]
                 yield TrainingBatch(*(torch.cat(values) for values in zip(*kinds, strict=True)))
 
     def observe(self, outputs: Tensor, labels: Tensor) -> None:
@@ -282,15 +318,10 @@ class Batches:
         if self.n_fresh and self.steering.steer:
             self.steering.observe(1 - grade(self.oracle, outputs[-self.n_fresh :], labels[-self.n_fresh :]))
 
-    def _clean(self, rows: Ints, counter: Ints) -> TrainingBatch:
-        inputs, labels = self._take(rows)
-        inputs = self._blended(inputs, rows, counter, FOR_CLEAN)
-        return self._weighted(inputs, labels, inputs, rows, is_clean=True)
-
-    def _stored(self, rows: Ints) -> TrainingBatch:
-        disturbed = self.split.disturbed[torch.from_numpy(rows)]
-        seeds, at = self.stored_seed[disturbed.numpy()], disturbed.to(self.device)
-        return self._weighted(self.stored[at], self.labels[at], None, seeds)
+    def _clean(self, row: Ints, counter: Ints) -> TrainingBatch:
+        rows = self._on(row)
+        inputs = self._blended(rows, counter, FOR_CLEAN)
+        return self._weighted(inputs, self.seeds.labels[rows], inputs, rows, is_clean=True)
 
     def _fresh(self, counter: Ints) -> TrainingBatch:
         """Disturbed inputs: for each counter, a seed, a perturbation and theta are drawn."""
@@ -298,89 +329,66 @@ class Batches:
         self.steering.fold()
         draws = [rng.uniform(random_seed, purpose, counter) for purpose in (FOR_FRESH_SEEDS, FOR_CASES)]
         row, case = self.steering.choose_rows(draws[0]), self.steering.choose_cases(draws[1])
-        originals = self._blended(self._take(row)[0], row, counter, FOR_FRESH)
+        rows, seed_id = self._on(row), self.seeds.seed_id[torch.from_numpy(row)].numpy()
+        originals = self._blended(rows, counter, FOR_FRESH)
         bins = np.zeros((len(counter), self.steering.n_dimensions), dtype=np.int64)
-        parts: list[tuple[Ints, Tensor, Tensor]] = []
-        for part, places, seeds in self._locate(row):
-            for k, perturbation in enumerate(self.perturbations):
-                is_case = case[places] == k
-                here, rows = places[is_case], seeds[torch.from_numpy(is_case)]
-                if not len(here):
-                    continue
-                seed_id = part.seeds.seed_id[rows].numpy()
-                shares, noise_seed = uniform_shares(perturbation, seed_id, counter[here], random_seed, FOR_FRESH)
-                shares, bins[here, : shares.shape[1]] = self.steering.warp(k, shares)
-                theta = theta_at(perturbation, shares)
-                seed, point, noise, place = (_on(self.device, values) for values in (rows, theta, noise_seed, here))
-                parts.append((here, *part(perturbation, seed, point, noise, originals[place])))
+        parts = []
+        for k, perturbation in enumerate(self.perturbations):
+            here = np.flatnonzero(case == k)
+            if not len(here):
+                continue
+            shares, noise_seed = uniform_shares(perturbation, seed_id[here], counter[here], random_seed, FOR_FRESH)
+            shares, bins[here, : shares.shape[1]] = self.steering.warp(k, shares)
+            at, theta, noise = self._on(here), self._on(theta_at(perturbation, shares)), self._on(noise_seed)
+            parts.append((at, *self.seeds(perturbation, rows[at], theta, noise, originals[at])))
         self.steering.expect(row, case, bins)
-        return self._weighted(*self._in_order(parts), originals, row)
+        places, disturbed, labels = (torch.cat(values) for values in zip(*parts, strict=True))
+        order = places.argsort()
+        return self._weighted(disturbed[order], labels[order], originals, rows)
 
     def _weighted(
-        self, inputs: Tensor, labels: Tensor, originals: Tensor | None, rows: Ints, is_clean: bool = False
+        self, inputs: Tensor, labels: Tensor, originals: Tensor | None, rows: Tensor, is_clean: bool = False
     ) -> TrainingBatch:
         """Inputs of training seeds with the old model's answers; they are disturbed `originals`, or disturbed seeds."""
         if not self.has_answers:
             none = torch.zeros(0, device=self.device)
-            return TrainingBatch(inputs, labels, none, none, none)
-        (trust, known), seeds = self._known, _on(self.device, rows)
-        share = self.recipe.distill * trust[seeds]
+            return TrainingBatch(inputs, labels, rows, none, none, none)
+        trust, known = self._known
+        share = self.recipe.distill * trust[rows]
         if known is not None and not (self.blend and originals is not None):
-            answers = known[seeds]
+            answers = known[rows]
         else:
-            answers = self._ask(self._take(rows)[0] if originals is None else originals)
-        return TrainingBatch(inputs, labels, answers, share, torch.full_like(share, 1 + self.recipe.anchor * is_clean))
+            answers = self._ask(self.seeds.take(rows) if originals is None else originals, rows)
+        factor = torch.full_like(share, 1 + self.recipe.anchor * is_clean)
+        return TrainingBatch(inputs, labels, rows, answers, share, factor)
 
-    def _blended(self, inputs: Tensor, rows: Ints, counter: Ints, purpose: int) -> Tensor:
-        """Each picture with another one blended in, unless the old model answers one of them incorrectly."""
-        if not self.blend or not len(rows):
+    def _blended(self, rows: Tensor, counter: Ints, purpose: int) -> Tensor:
+        """Each input with another picture blended in, unless the old model answers one of them incorrectly."""
+        inputs = self.seeds.take(rows)
+        if not self.blend:
             return inputs
         draws = [rng.uniform(self.recipe.random_seed, FOR_BLEND, purpose, k, counter) for k in range(2)]
-        others = (draws[0] * self.n_seeds).astype(np.int64)
+        others = self._on((draws[0] * len(self.seeds)).astype(np.int64))
         trust, _ = self._known
-        amount = self.blend * _on(self.device, draws[1].astype(np.float32))
-        amount = amount * trust[_on(self.device, rows)] * trust[_on(self.device, others)]
-        return torch.lerp(inputs, self._take(others)[0], amount.to(inputs).view(-1, 1, 1, 1))
+        amount = self.blend * self._on(draws[1].astype(np.float32)) * trust[rows] * trust[others]
+        return torch.lerp(inputs, self.seeds.take(others), amount.to(inputs).view(-1, 1, 1, 1))
 
     @cached_property
     def _known(self) -> tuple[Tensor, Tensor | None]:
         """How likely the old model makes the labels of the training seeds, 0..1, and its answers if they fit."""
         trust, answers, fits = [], [], True
-        for rows in np.array_split(np.arange(self.n_seeds), -(-self.n_seeds // CHUNK)):
-            inputs, labels = self._take(rows)
-            outputs = self._ask(inputs)
-            fits = outputs.nbytes / len(outputs) * self.n_seeds <= MAX_ANSWERS
-            trust.append((-losses(self.oracle, outputs, labels)).exp().float())
+        for rows in torch.split(torch.arange(len(self.seeds), device=self.device), CHUNK):
+            outputs = self._ask(self.seeds.take(rows), rows)
+            fits = outputs.nbytes / len(outputs) * len(self.seeds) <= MAX_ANSWERS
+            trust.append((-losses(self.oracle, outputs, self.seeds.labels[rows])).exp().float())
             answers += [outputs] if fits else []
         return torch.cat(trust), torch.cat(answers) if fits else None
 
-    def _ask(self, inputs: Tensor) -> Tensor:
-        """The old model's answers."""
+    def _ask(self, inputs: Tensor, rows: Tensor) -> Tensor:
+        """The old model's answers to inputs made from the seeds in some rows."""
+        chunks = zip(torch.split(inputs, CHUNK), torch.split(rows, CHUNK), strict=True)
         with torch.no_grad():
-            return torch.cat([self.old.forward(chunk).float() for chunk in torch.split(inputs, CHUNK)])
-
-    def _take(self, rows: Ints) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of seeds that are trained on."""
-        parts = []
-        for part, places, seeds in self._locate(rows):
-            at = seeds.to(self.device)
-            parts.append((places, part.inputs[at], part.labels[at]))
-        return self._in_order(parts)
-
-    def _in_order(self, parts: list[tuple[Ints, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Inputs and labels by place."""
-        if len(parts) == 1:
-            return parts[0][1:]
-        order = _on(self.device, np.argsort(np.concatenate([places for places, _, _ in parts])))
-        return torch.cat([inputs for _, inputs, _ in parts])[order], torch.cat([labels for *_, labels in parts])[order]
-
-    def _locate(self, rows: Ints) -> Iterator[tuple[Disturber, Ints, Tensor]]:
-        """For each part of the training seeds: the part, the places of its seeds in `rows`, and their rows in it."""
-        offset = 0
-        for part, trained in self.parts:
-            places = np.flatnonzero((rows >= offset) & (rows < offset + len(trained)))
-            yield part, places, trained[torch.from_numpy(rows[places] - offset)]
-            offset += len(trained)
+            return torch.cat([self.seeds.forward(self.old, *chunk).float() for chunk in chunks])
 
     def _rows(self, n: int, n_per_batch: int, first: int, purpose: int) -> Ints:
         """The rows in each batch of an epoch, `[batches, n_per_batch]`, out of `n`."""
@@ -389,94 +397,98 @@ class Batches:
         steps = walk(n, first * n_per_batch, self.n * n_per_batch, self.recipe.random_seed, purpose)
         return steps.reshape(self.n, n_per_batch)
 
-
-def _on(device: torch.device, values: Tensor | NDArray[np.float32] | Ints) -> Tensor:
-    return (values if isinstance(values, Tensor) else torch.from_numpy(values)).to(device)
-
-
-MAX_TESTS = 2_000
-"""Uniform tests of the held-out seeds after each epoch, at most."""
-MAX_TESTS_PER_SEED = 20
-"""Uniform tests per held-out seed, at most."""
-N_ATTACKS = 256
-"""Number of tests if each costs passes of its own: an attack is computed again for the model of each epoch."""
-MAX_CLEAN = 10_000
-"""Held-out seeds on which the clean score is measured, at most."""
+    def _on(self, values: Tensor | Floats | Ints) -> Tensor:
+        return torch.as_tensor(values, device=self.device)
 
 
-class HeldOutScore(NamedTuple):
-    """Mean grade and mean loss of a model on held-out seeds."""
+class Steering:
+    """The error of the model by perturbation, part of the range of each theta, and class, over recent fresh inputs."""
 
-    score: float
-    loss: float
-    grades: tuple[Tensor, ...]
-    """The grades on searched seeds and on clean seeds, which a model may have memorised; each if there are any."""
-    groups: tuple[Tensor, ...] = ()
-    """What these seeds belong to, in the same order; none if each stands for itself."""
+    def __init__(self, perturbations: Sequence[Perturbation], labels: Tensor, steer: float) -> None:
+        """labels: those of the seeds that are trained on. steer: the share of the draws that follows the errors."""
+        self.weight = np.ones(len(labels))
+        self.steer, self.n_dimensions = steer, max(len(perturbation.theta) for perturbation in perturbations)
+        is_class = labels.ndim == 1 and not labels.is_floating_point()
+        self.label = np.unique(labels.numpy(), return_inverse=True)[1] if is_class else np.zeros(len(labels), np.int64)
+        n_cases, n_classes = len(perturbations), int(self.label.max()) + 1
+        shapes = {"case": (n_cases,), "theta": (n_cases, self.n_dimensions, N_BINS), "label": (n_classes,)}
+        self.wrong = {name: np.ones(shape) for name, shape in shapes.items()}
+        self.total = {name: np.ones(shape) for name, shape in shapes.items()}
+        self._expected: tuple[Ints, Ints, Ints] | None = None
+        self._errors: list[Tensor] = []
 
+    def favour(self, error: Floats, share: float) -> None:
+        """Let a share of the draws follow the clean error of the original model, given for each seed."""
+        if error.sum() > 0:
+            self.weight = (1 - share) / len(error) + share * error / error.sum()
 
-class HeldOut:
-    """Runs the same tests of the held-out seeds after every epoch, with theta drawn uniformly."""
+    def choose_rows(self, draws: Any) -> Ints:
+        """Rows of the seeds that are trained on, for uniform draws in 0..1."""
+        return _choose(self.weight * self._weights("label")[self.label], draws)
 
-    def __init__(
-        self,
-        target: Target,
-        material: Material,
-        split: BatchSplit,
-        perturbations: Mapping[str, Perturbation],
-        oracle: Oracle,
-        loss: Loss,
-        recipe: Recipe,
-    ) -> None:
-        self.target, self.oracle, self.loss, self.perturbations = target, oracle, loss, perturbations
-        self.parts = [
-            Disturber(target, seeds, oracle)
-            for seeds in (material.pool[split.held_pool], material.clean[split.held_clean])
-            if len(seeds)
-        ]
-        held = (material.pool.seed_id[split.held_pool], material.clean.seed_id[split.held_clean])
-        seed_id = torch.cat(held).numpy()
-        n = len(seed_id)
-        self.groups = None if split.held_groups is None else torch.from_numpy(split.held_groups)
-        self.tests: dict[str, tuple[Tensor, ...]] = {}
-        for name, perturbation in perturbations.items():
-            n_tests = N_ATTACKS if perturbation.passes else min(MAX_TESTS, MAX_TESTS_PER_SEED * n)
-            rows = walk(n, 0, max(n, n_tests), recipe.random_seed, FOR_TEST)
-            self.clean_rows = torch.from_numpy(rows[: min(n, MAX_CLEAN)])
-            rows, counter = rows[:n_tests], np.arange(n_tests)
-            shares, noise_seed = uniform_shares(perturbation, seed_id[rows], counter, recipe.random_seed, FOR_TEST)
-            tests = (rows, theta_at(perturbation, shares), noise_seed)
-            self.tests[name] = tuple(map(torch.from_numpy, tests))
+    def choose_cases(self, draws: Any) -> Ints:
+        """Perturbations, for uniform draws in 0..1."""
+        return _choose(self._weights("case"), draws)
 
-    def clean(self) -> HeldOutScore:
-        """The score of the target on the clean inputs."""
-        return self._measure(self.clean_rows)
+    def warp(self, case: int, shares: Floats) -> tuple[Floats, Ints]:
+        """Uniform places in the box of theta, moved to where errors are; and the bins that they are in."""
+        weights = self._weights("theta")[case]
+        warped = np.empty_like(shares)
+        for k in range(shares.shape[1]):
+            ends = np.concatenate([[0.0], np.cumsum(weights[k])])
+            warped[:, k] = np.interp(shares[:, k] * ends[-1], ends, np.linspace(0, 1, N_BINS + 1))
+        bins: Ints = (warped * N_BINS).astype(np.int64).clip(0, N_BINS - 1)
+        return warped, bins
 
-    def disturbed(self) -> dict[str, HeldOutScore]:
-        """The scores of the target on the disturbed inputs, by the name of the perturbation."""
-        return {
-            name: self._measure(rows, self.perturbations[name], *tests) for name, (rows, *tests) in self.tests.items()
+    def expect(self, row: Ints, case: Ints, bins: Ints) -> None:
+        """Announce the next fresh inputs, in the order in which they are observed."""
+        self._expected = (row, case, bins)
+
+    def observe(self, errors: Tensor) -> None:
+        """The error of each fresh input of a batch, 0..1."""
+        self._errors.append(errors.detach())
+
+    def fold(self) -> None:
+        """Fold what was observed into the errors."""
+        if self._expected is None or not self._errors:
+            return
+        errors = np.concatenate([batch.double().cpu().numpy() for batch in self._errors])
+        row, case, bins = (values[: len(errors)] for values in self._expected)
+        dimension = np.arange(self.n_dimensions)
+        places = {
+            "case": (case,),
+            "theta": (case[:, None], dimension[None], bins),
+            "label": (self.label[row],),
         }
+        for name, at in places.items():
+            value = errors[:, None] if name == "theta" else errors
+            self.wrong[name] *= KEPT_WEIGHT
+            self.total[name] *= KEPT_WEIGHT
+            np.add.at(self.wrong[name], at, value)
+            np.add.at(self.total[name], at, 1.0)
+        self._errors = []
 
-    def _measure(self, rows: Tensor, perturbation: Perturbation | None = None, *tests: Tensor) -> HeldOutScore:
-        total_loss, offset, grades, groups = 0.0, 0, [], []
-        with self.target.opened(), torch.no_grad():
-            for part in self.parts:
-                in_part = ((rows >= offset) & (rows < offset + len(part.labels))).nonzero()[:, 0]
-                part_grades = []
-                for chunk in torch.split(in_part, CHUNK):
-                    seeds = (rows[chunk] - offset).to(self.target.device)
-                    if perturbation is None:
-                        inputs, labels = part.inputs[seeds], part.labels[seeds]
-                    else:
-                        theta, noise_seed = (values[chunk].to(seeds.device) for values in tests)
-                        inputs, labels = part(perturbation, seeds, theta, noise_seed)
-                    outputs = self.target.forward(inputs).float()
-                    part_grades.append(grade(self.oracle, outputs, labels).double().cpu())
-                    total_loss += float(self.loss(outputs, labels).double().mean()) * len(chunk)
-                if len(in_part):
-                    grades.append(torch.cat(part_grades))
-                    groups += [] if self.groups is None else [self.groups[rows[in_part]]]
-                offset += len(part.labels)
-        score = float(torch.cat(grades).mean())
-        return HeldOutScore(score, total_loss / len(rows), tuple(grades), tuple(groups))
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """The errors, from which a training resumes."""
+        self.fold()
+        groups = {"wrong": self.wrong, "total": self.total}
+        return {key: {name: torch.from_numpy(a.copy()) for name, a in group.items()} for key, group in groups.items()}
+
+    def restore(self, state: dict[str, dict[str, Tensor]]) -> None:
+        """Continue with stored errors."""
+        for name in self.wrong:
+            self.wrong[name], self.total[name] = (state[key][name].numpy().copy() for key in ("wrong", "total"))
+
+    def _weights(self, name: str) -> Any:
+        """Shares of the draws, along the last axis."""
+        error = self.wrong[name] / self.total[name]
+        n = error.shape[-1]
+        share = error / np.maximum(error.sum(-1, keepdims=True), 1e-12)
+        return (1 - self.steer) / n + self.steer * share
+
+
+def _choose(weights: Any, draws: Any) -> Ints:
+    """Indices with probabilities in proportion to weights, for uniform draws in 0..1."""
+    cumulative = np.cumsum(weights)
+    indices: Ints = np.searchsorted(cumulative, draws * cumulative[-1], side="right").clip(max=len(cumulative) - 1)
+    return indices

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from themis.compute.rng import host_randomness
 from themis.measure.captured import CaptureError, capturing
 from themis.retraining.batches import TrainingBatch
-from themis.retraining.checkpoint import put_weights, take_weights
+from themis.retraining.weights import put_weights, take_weights
 
 Step = Callable[[TrainingBatch], Tensor]
 """Trains on a batch; returns the outputs, which are valid until the next step."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from themis.errors import UsageError
 from themis.judge.estimate import Estimate
 from themis.retraining.examine import Column, Reading
 from themis.text import percent
@@ -24,6 +23,12 @@ AS_MANY_SHARE = 0.9
 """A new campaign that finds at least this share of the earlier number of faults finds about as many."""
 MIN_OLD_FAULTS = 10
 """With fewer old faults than this there is no verdict on where they went."""
+
+
+MEANS = ("clean", "disturbed", "clean_error", "disturbed_error", "held", "strength")
+"""Columns of a `Reading` whose means are compared."""
+SUMS = {"distinct_faults": "distinct", "failing_seeds": "failing"}
+"""What is a sum of a column."""
 
 
 @dataclass(frozen=True)
@@ -74,100 +79,77 @@ class Changes:
     words: str
     """The verdict as a sentence."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
 
+def changes(before: Reading, after: Sequence[Reading]) -> Changes:
+    """What changed from one examination to others on the same seeds, after trainings with different random seeds."""
 
-def changes(before: Reading, after: Reading | Sequence[Reading]) -> Changes:
-    """What changed from one examination to another, or to several that differ in the random seed of the training."""
-    many = [after] if isinstance(after, Reading) else list(after)
-    for reading in many:
-        if (reading.perturbation, reading.random_seed, reading.draws) != (
-            before.perturbation,
-            before.random_seed,
-            before.draws,
-        ):
-            raise UsageError(
-                "readings must be of the same perturbation, random seed and draws to be paired, got "
-                f"{before.perturbation}, {before.random_seed}, {before.draws} and {reading.perturbation}, "
-                f"{reading.random_seed}, {reading.draws}: examine both in the same way"
-            )
-        if not np.array_equal(reading.seed_id, before.seed_id):
-            raise UsageError(
-                "readings must be of the same judge seeds to be paired, but they differ: use one judge part"
-            )
-    if not many:
-        raise UsageError("changes need a reading after the training, got none: pass at least one")
+    def shift(column: str, scale: float = 1) -> Shift | None:
+        columns = [getattr(reading, column) for reading in (before, *after)]
+        return None if any(each is None for each in columns) else paired(columns[0], np.stack(columns[1:]), scale)
 
-    def shift(column: Callable[[Reading], Column | None], *, is_sum: bool = False) -> Shift | None:
-        first, columns = column(before), [column(reading) for reading in many]
-        known = [values for values in columns if values is not None]
-        if first is None or len(known) < len(many):
-            return None
-        return paired(first, np.stack(known), len(first) if is_sum else 1)
-
-    distinct = shift(lambda reading: None if reading.found is None else reading.found.distinct, is_sum=True)
-    mended = [float(reading.mended.mean()) for reading in many if reading.mended is not None and len(reading.mended)]
+    n_seeds = len(before.seed_id)
+    shifts: dict[str, Any] = {name: shift(name) for name in MEANS}
+    shifts |= {name: shift(column, n_seeds) for name, column in SUMS.items()}
+    mended = [float(reading.mended.mean()) for reading in after if reading.mended is not None and len(reading.mended)]
     share = (float(np.mean(mended)), min(mended), max(mended)) if mended else None
-    n_old = 0 if many[0].mended is None else len(many[0].mended)
-    verdict, words = fault_verdict(share, n_old, distinct)
+    n_old = 0 if after[0].mended is None else len(after[0].mended)
+    verdict, words = fault_verdict(share, n_old, shifts["distinct_faults"])
     return Changes(
-        before.perturbation,
-        len(before.seed_id),
-        len(many),
-        paired(before.clean, np.stack([reading.clean for reading in many])),
-        paired(before.disturbed, np.stack([reading.disturbed for reading in many])),
-        shift(lambda reading: reading.clean_error),
-        shift(lambda reading: reading.disturbed_error),
-        distinct,
-        shift(_failing, is_sum=True),
-        shift(lambda reading: None if reading.found is None else reading.found.held),
-        n_old,
-        share,
-        shift(lambda reading: reading.strength),
-        verdict,
-        words,
+        perturbation=before.perturbation,
+        n_seeds=n_seeds,
+        n_runs=len(after),
+        n_old=n_old,
+        mended=share,
+        verdict=verdict,
+        words=words,
+        **shifts,
     )
-
-
-def _failing(reading: Reading) -> Column | None:
-    """Whether each judge seed failed in the campaign, as numbers."""
-    return None if reading.found is None else (reading.found.distinct > 0).astype(np.float64)
 
 
 def paired(before: Column, after: Column, scale: float = 1) -> Shift:
     """The shift of a mean over seeds, times `scale`; `before [seeds]`, `after [runs, seeds]`."""
-    means = after.mean(1) * scale
-    first = float(before.mean() * scale)
+    means, first = after.mean(1) * scale, float(before.mean() * scale)
     over_seeds, over_runs = normal_interval((after.mean(0) - before) * scale), t_interval(means - first)
-    return Shift(
-        first,
-        float(means.mean()),
-        float(means.min()),
-        float(means.max()),
-        over_seeds,
-        over_runs,
-        combine(over_seeds, over_runs),
-    )
+    ends = float(means.mean()), float(means.min()), float(means.max())
+    return Shift(first, *ends, over_seeds, over_runs, combine(over_seeds, over_runs))
+
+
+def corruption_error(before: Sequence[Reading], after: Sequence[Sequence[Reading]]) -> Shift | None:
+    """The mean corruption error (mCE), relative to the original model, which is 1 before.
+
+    Errors under each perturbation are divided by those of the original model, and averaged over perturbations; the
+    ratios are linearised to one value per judge seed. None if it makes no errors. after: `[perturbations][runs]`.
+    """
+    pairs = [
+        (1 - old.disturbed, 1 - np.stack([reading.disturbed for reading in new]))
+        for old, new in zip(before, after, strict=True)
+        if (old.disturbed < 1).any()
+    ]
+    if not pairs:
+        return None
+    values = []
+    for old, new in pairs:
+        ratio = new.mean(1, keepdims=True) / old.mean()
+        values.append(ratio + (new - ratio * old) / old.mean())
+    return paired(np.ones(len(pairs[0][0])), np.mean(values, 0))
 
 
 def normal_interval(values: Column) -> Estimate | None:
     """The mean of independent values, one per seed, and 1.96 standard errors to either side; None if all agree."""
-    return _interval(values, NORMAL_QUANTILE) if len(values) > 1 else None
+    return _interval(values, NORMAL_QUANTILE)
 
 
 def t_interval(values: Column) -> Estimate | None:
     """The mean of a few independent values, one per random seed, with Student's t interval; None if all agree."""
-    if len(values) < 2:
-        return None
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
-    return _interval(values, float(t.ppf(0.975, len(values) - 1)))
+    return _interval(values, float(stdtrit(max(1, len(values) - 1), 0.975)))
 
 
 def _interval(values: Column, quantile: float) -> Estimate | None:
     """Values without any variation do not say how much there is: an interval of zero width would claim to know."""
+    if len(values) < 2:
+        return None
     spread, mean = float(values.std(ddof=1)), float(values.mean())
     if spread <= MIN_RELATIVE_SPREAD * (1 + abs(mean)):
         return None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,13 @@ from themis.data.seeds import Seeds
 from themis.errors import StoreError, first_line
 from themis.experiments import ExperimentFolder
 from themis.measure.calculator import Calculator
+from themis.measure.clean import place_others
 from themis.measure.tests import Ints, Tests
-from themis.oracle import Motion
 from themis.perturb import Perturbation
-from themis.reading import check_form, number, optional, parse_json, record, text, whole
+from themis.reading import check_form, parse_json, record
 from themis.retraining.grading import calculator, errors, grade
 from themis.retraining.material import rows_of
-from themis.runs.analysis.robustness import robustness
+from themis.runs.analysis.shrink import robustness
 from themis.runs.run import Run
 from themis.runs.store.tensors import content_of, deserialize, read_header, read_tensor_file
 from themis.search.policy import Space
@@ -44,23 +45,8 @@ class OldFaults:
     """Disturbed inputs of judge seeds that an earlier model answered incorrectly, one per distinct fault."""
 
     inputs: Tensor  # [faults, ...], on the CPU
-    rows: Tensor  # rows of the judge seeds
-    labels: Tensor | None = None
-    """The labels, moved with the pictures; None if they do not move."""
-
-
-@dataclass(frozen=True)
-class CampaignFindings:
-    """The results of a campaign on the judge seeds."""
-
-    passes: int
-    tests: int
-    usable: int
-    distinct_faults: int
-    failing_seeds: int
-    fault_rate: float | None
-    distinct: Column = field(repr=False)  # distinct faults of each judge seed
-    held: Column = field(repr=False)  # 1 for each seed that is answered correctly and passed all tests
+    labels: Tensor  # moved with the pictures
+    row: Tensor | None = None  # of the seed of each; None in readings of earlier versions
 
 
 @dataclass(frozen=True)
@@ -75,8 +61,10 @@ class Reading:
     disturbed: Column = field(repr=False)  # mean grade over the draws
     clean_error: Column | None = field(repr=False)  # absolute error, for tasks whose answer is a number
     disturbed_error: Column | None = field(repr=False)
-    found: CampaignFindings | None
-    """None if no passes were available for a campaign."""
+    passes: int | None
+    """Spent by a campaign; None if there was none."""
+    distinct: Column | None = field(repr=False)
+    """The distinct faults that it found of each seed."""
     old: OldFaults | None = field(repr=False)
     """This model's own faults, to be tested on the next one."""
     mended: Column | None = field(repr=False)
@@ -93,25 +81,30 @@ class Reading:
     def disturbed_score(self) -> float:
         return float(self.disturbed.mean())
 
+    @property
+    def failing(self) -> Column | None:
+        """1 for each seed that failed in the campaign."""
+        return None if self.distinct is None else (self.distinct > 0).astype(np.float64)
+
+    @property
+    def held(self) -> Column | None:
+        """The clean grade of each seed that passed all tests of the campaign, and 0 for the others."""
+        return None if self.distinct is None else np.where(self.distinct > 0, 0.0, self.clean)
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
-        found = self.found
+        names = ("clean", "disturbed", "clean_error", "disturbed_error", "held", "strength", "mended")
+        columns = {name: getattr(self, name) for name in names}
+        counts = {"distinct_faults": self.distinct, "failing_seeds": self.failing}
         return {
             "perturbation": self.perturbation,
             "random_seed": self.random_seed,
             "draws": self.draws,
             "seeds": len(self.seed_id),
-            "clean": self.clean_score,
-            "disturbed": self.disturbed_score,
-            "clean_error": _mean(self.clean_error),
-            "disturbed_error": _mean(self.disturbed_error),
-            "passes": None if found is None else found.passes,
-            "distinct_faults": None if found is None else found.distinct_faults,
-            "failing_seeds": None if found is None else found.failing_seeds,
-            "held": None if found is None else float(found.held.mean()),
+            "passes": self.passes,
+            **{name: None if column is None else int(column.sum()) for name, column in counts.items()},
             "old_faults": None if self.mended is None else len(self.mended),
-            "strength": _mean(self.strength),
-            "mended": None if self.mended is None or not len(self.mended) else float(self.mended.mean()),
+            **{name: float(each.mean()) if each is not None and len(each) else None for name, each in columns.items()},
         }
 
 
@@ -152,7 +145,7 @@ def examine(
         clean_error = errors(bench.clean.oracle, bench.clean.outputs, bench.clean.labels)
         disturbed, disturbed_error = _disturbed(bench, judge, exam.draws, exam.random_seed)
         mended = None if before is None or before.old is None else _grade_old(bench, before.old)
-    found, old, strength = None, None, None
+    passes, distinct, old, strength = None, None, None, None
     if exam.passes:
         result = run(
             target,
@@ -168,10 +161,17 @@ def examine(
         )
         if result.stop_reason == "user":
             raise KeyboardInterrupt
-        found = _findings(result, judge, _column(clean))
+        passes, columns = result.rounds[-1].passes, result.faults.columns
+        distinct = np.zeros(len(judge))
+        if len(result.faults):
+            pairs = np.unique(np.stack([columns["seed_id"], columns["answer"]], 1), axis=0)
+            np.add.at(distinct, rows_of(pairs[:, 0], judge), 1.0)
         with target.opened():
             old = _old_faults(bench, judge, result)
-        strength = _strengths(result, judge, _column(clean)) if exam.strengths else None
+        if exam.strengths:  # a seed that withstands all counts as its clean grade
+            shrunk, strength = robustness(result).shrunk, _column(clean)
+            rows = rows_of(np.array([fault.seed_id for fault in shrunk], dtype=np.int64), judge)
+            strength[rows] = [fault.weakest for fault in shrunk]
     return Reading(
         perturbation.name,
         exam.random_seed,
@@ -179,11 +179,12 @@ def examine(
         judge.seed_id.numpy(),
         _column(clean),
         _column(disturbed),
-        None if clean_error is None else _column(clean_error),
-        None if disturbed_error is None else _column(disturbed_error),
-        found,
+        _column(clean_error),
+        _column(disturbed_error),
+        passes,
+        distinct,
         old,
-        None if mended is None else _column(mended),
+        _column(mended),
         strength,
     )
 
@@ -195,18 +196,25 @@ def exam_tests(perturbation: Perturbation, judge: Seeds, draws: int, random_seed
     draw, position = np.divmod(number, n)
     margin = np.zeros(n, dtype=np.float32)
     space = Space.of(perturbation, np.arange(n), seed_id, margin, random_seed + FOR_EXAM)
-    theta = space.uniform_theta(EXAM_STREAM, seed_id[position], draw)
+    theta = space.occurring_theta(EXAM_STREAM, seed_id[position], draw)
     return space.tests(draw, position, theta, "uniform")
+
+
+def _run(bench: Calculator, tests: Tests) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Run tests: chunks of the rows, the disturbed inputs, the outputs, and the labels, moved with their pictures."""
+    assert bench.clean.labels is not None  # checked by `calculator`
+    for first in range(0, len(tests), bench.chunk):
+        chunk = tests[first : first + bench.chunk]
+        disturbed, outputs, motion = bench.run_chunk(chunk, bench.chunk)
+        rows = torch.from_numpy(chunk.seed).to(bench.device)
+        labels = bench.clean.labels[rows]
+        yield rows, disturbed, outputs, bench.clean.oracle.move_labels(labels, motion) if motion else labels
 
 
 def _disturbed(bench: Calculator, judge: Seeds, draws: int, random_seed: int) -> tuple[Tensor, Tensor | None]:
     """The mean grade of each seed over its draws, and its mean error."""
-    tests = exam_tests(bench.perturbation, judge, draws, random_seed)
     grades, gaps = [], []
-    for first in range(0, len(tests), bench.chunk):
-        chunk = tests[first : first + bench.chunk]
-        _, outputs, motion = bench.run_chunk(chunk, bench.chunk)
-        labels = _labels(bench, torch.from_numpy(chunk.seed), motion)
+    for _, _, outputs, labels in _run(bench, exam_tests(bench.perturbation, judge, draws, random_seed)):
         grades.append(grade(bench.clean.oracle, outputs, labels))
         error = errors(bench.clean.oracle, outputs, labels)
         gaps += [] if error is None else [error]
@@ -217,12 +225,13 @@ def _disturbed(bench: Calculator, judge: Seeds, draws: int, random_seed: int) ->
 def _grade_old(bench: Calculator, old: OldFaults) -> Tensor:
     """The grades of the current answers to old faults."""
     grades = [torch.empty(0, dtype=torch.float64)]
-    for first in range(0, len(old.rows), bench.chunk):
+    for first in range(0, len(old.labels), bench.chunk):
         chunk = slice(first, first + bench.chunk)
+        if old.row is not None:
+            place_others(bench.target, bench.seeds, old.row[chunk])
         with torch.no_grad():
             outputs = bench.target.forward(old.inputs[chunk].to(bench.device)).float()
-        labels = _labels(bench, old.rows[chunk]) if old.labels is None else old.labels[chunk].to(bench.device)
-        grades.append(grade(bench.clean.oracle, outputs, labels).cpu())
+        grades.append(grade(bench.clean.oracle, outputs, old.labels[chunk].to(bench.device)).cpu())
     return torch.cat(grades)
 
 
@@ -233,87 +242,32 @@ def _old_faults(bench: Calculator, judge: Seeds, result: Run) -> OldFaults:
     theta = np.array([list(fault.theta.values()) for fault in faults], dtype=np.float32)
     noise_seed = np.array([fault.noise_seed for fault in faults], dtype=np.int64)
     tests = Tests(np.arange(len(faults)), rows, theta, noise_seed, np.full(len(faults), "old"))
-    inputs, wrong_rows = [torch.empty(0, *judge.shape[1:])], [torch.empty(0, dtype=torch.int64)]
-    moved_labels = []
-    for first in range(0, len(faults), bench.chunk):
-        chunk = tests[first : first + bench.chunk]
-        disturbed, outputs, motion = bench.run_chunk(chunk, bench.chunk)
-        chunk_rows = torch.from_numpy(chunk.seed)
-        labels = _labels(bench, chunk_rows, motion)
-        is_wrong = (grade(bench.clean.oracle, outputs, labels) < 1).cpu()
-        inputs.append(disturbed.cpu()[is_wrong])
-        wrong_rows.append(chunk_rows[is_wrong])
-        moved_labels += [labels.cpu()[is_wrong]] if motion else []
-    return OldFaults(torch.cat(inputs), torch.cat(wrong_rows), torch.cat(moved_labels) if moved_labels else None)
+    assert judge.labels is not None  # checked by `calculator`
+    columns = [[torch.empty(0, *judge.shape[1:])], [judge.labels[:0]], [torch.empty(0, dtype=torch.int64)]]
+    for row, disturbed, outputs, labels in _run(bench, tests):
+        is_wrong = grade(bench.clean.oracle, outputs, labels) < 1
+        for column, values in zip(columns, (disturbed, labels, row), strict=True):
+            column.append(values[is_wrong].cpu())
+    return OldFaults(*map(torch.cat, columns))
 
 
-def _findings(result: Run, judge: Seeds, clean: Column) -> CampaignFindings:
-    last, rate, columns = result.rounds[-1], result.fault_rate, result.faults.columns
-    distinct = np.zeros(len(judge), dtype=np.float64)
-    if len(result.faults):
-        pairs = np.unique(np.stack([columns["seed_id"], columns["answer"]], 1), axis=0)
-        np.add.at(distinct, rows_of(pairs[:, 0], judge), 1.0)
-    return CampaignFindings(
-        last.passes,
-        last.tests,
-        result.start.n_usable,
-        last.distinct_faults,
-        last.failing_seeds,
-        None if rate is None else rate.value,
-        distinct,
-        np.where(distinct > 0, 0.0, clean),
-    )
+def _column(values: Tensor | None) -> Any:
+    return None if values is None else values.double().cpu().numpy()
 
 
-def _strengths(result: Run, judge: Seeds, clean: Column) -> Column:
-    """The smallest strength found that breaks each seed; one that withstands them all counts as its clean grade."""
-    shrunk = robustness(result).shrunk
-    strength = clean.copy()
-    strength[rows_of(np.array([fault.seed_id for fault in shrunk], dtype=np.int64), judge)] = [
-        fault.weakest for fault in shrunk
-    ]
-    return strength
-
-
-def _labels(bench: Calculator, rows: Tensor, motion: Motion | None = None) -> Tensor:
-    """The labels of tests, moved with their pictures."""
-    assert bench.clean.labels is not None
-    labels = bench.clean.labels[rows.to(bench.device)]
-    return bench.clean.oracle.move_labels(labels, motion) if motion else labels
-
-
-def _column(values: Tensor) -> Column:
-    column: Column = values.double().cpu().numpy()
-    return column
-
-
-def _mean(values: Column | None) -> float | None:
-    return None if values is None else float(values.mean())
-
-
-VALUES_KEY = "values"
-_NESTED = {"found": CampaignFindings, "old": OldFaults}
-_VALUES = record(
-    {"perturbation": text(), "random_seed": whole(), "draws": whole(1)},
-    {
-        "found": optional(
-            record(
-                {
-                    **dict.fromkeys(("passes", "tests", "usable", "distinct_faults", "failing_seeds"), whole()),
-                    "fault_rate": optional(number()),
-                }
-            )
-        ),
-        "old": optional(record({})),
-    },
-)
+VALUES_KEY = "reading"
+OLD = "old."
+"""Before the names of the columns of old faults."""
 
 
 def write_reading(folder: ExperimentFolder, name: str, reading: Reading) -> None:
     """Write a reading, atomically."""
-    arrays: dict[str, Tensor] = {}
-    values = _separate(reading, "", arrays)
-    folder.write_bytes(name, b"".join(content_of(arrays, {VALUES_KEY: json.dumps(values)})))
+    old = {} if reading.old is None else {OLD + key: value for key, value in vars(reading.old).items()}
+    values = {key: value for key, value in {**vars(reading), **old}.items() if key != "old"}
+    arrays = {key: torch.as_tensor(each) for key, each in values.items() if isinstance(each, np.ndarray | Tensor)}
+    rest = json.dumps({key: value for key, value in values.items() if key not in arrays})
+    arrays = {key: array.contiguous() for key, array in arrays.items()}
+    folder.write_bytes(name, b"".join(content_of(arrays, {VALUES_KEY: rest})))
 
 
 def read_reading(folder: ExperimentFolder, name: str) -> Reading | None:
@@ -323,55 +277,16 @@ def read_reading(folder: ExperimentFolder, name: str) -> Reading | None:
         return None
     content = read_tensor_file(path)
     arrays = deserialize(content, path)
+    columns: dict[str, Any] = {key: array.numpy() for key, array in arrays.items() if not key.startswith(OLD)}
     try:
-        reading: Reading = _restore(Reading, _values(content), "", arrays)
-        _check(reading)
-    except (TypeError, ValueError, AttributeError) as error:
+        values = check_form(parse_json(read_header(content).get(VALUES_KEY, ""), has_nan=True), record({}))
+        if len({column.shape for key, column in columns.items() if key != "mended"}) != 1:
+            raise ValueError("its columns have different lengths")
+        stored = {**values, **arrays}
+        old = {key.removeprefix(OLD): value for key, value in stored.items() if key.startswith(OLD)}
+        own = {key: value for key, value in values.items() if not key.startswith(OLD)}
+        return Reading(**own, **columns, old=OldFaults(**old) if old else None)
+    except (TypeError, ValueError) as error:
         raise StoreError(
             f"{path} must hold a reading, but it is damaged ({first_line(error)}): remove it to repeat the examination"
         ) from error
-    return reading
-
-
-def _separate(part: Any, prefix: str, arrays: dict[str, Tensor]) -> dict[str, Any]:
-    """The plain values of a dataclass; its arrays are added to `arrays` under their prefixed names."""
-    values: dict[str, Any] = {}
-    for column in fields(part):
-        name, value = column.name, getattr(part, column.name)
-        if isinstance(value, np.ndarray | Tensor):
-            arrays[prefix + name] = torch.as_tensor(np.ascontiguousarray(value)).contiguous()
-        else:
-            values[name] = _separate(value, f"{prefix}{name}.", arrays) if name in _NESTED and value else value
-    return values
-
-
-def _restore(kind: Any, values: dict[str, Any], prefix: str, arrays: dict[str, Tensor]) -> Any:
-    """The inverse of `_separate`."""
-    arguments: dict[str, Any] = dict(values)
-    for name, value in values.items():
-        if name in _NESTED and value is not None:
-            arguments[name] = _restore(_NESTED[name], value, f"{prefix}{name}.", arrays)
-    for column in fields(kind):
-        if prefix + column.name in arrays:
-            tensor = arrays[prefix + column.name]
-            arguments[column.name] = tensor if kind is OldFaults else tensor.numpy()
-    return kind(**arguments)
-
-
-def _values(content: bytes) -> dict[str, Any]:
-    values: dict[str, Any] = check_form(parse_json(read_header(content).get(VALUES_KEY, ""), has_nan=True), _VALUES)
-    return values
-
-
-def _check(reading: Reading) -> None:
-    """Raise ValueError if the columns do not belong together."""
-    seeds, found, old = reading.seed_id, reading.found, reading.old
-    per_seed = [reading.clean, reading.disturbed, reading.clean_error, reading.disturbed_error, reading.strength]
-    per_seed += [] if found is None else [found.distinct, found.held]
-    for column in per_seed:
-        if column is not None and column.shape != seeds.shape:
-            raise ValueError("its columns have different lengths")
-    if seeds.ndim != 1 or (reading.mended is not None and reading.mended.ndim != 1):
-        raise ValueError("its columns have the wrong shape")
-    if old is not None and len({len(column) for column in vars(old).values() if column is not None}) > 1:
-        raise ValueError("its old faults have columns of different lengths")

@@ -1,46 +1,42 @@
-"""The frontier of a retraining: disturbed score against clean score, over the share of the way to the new weights."""
+"""The frontier: scores on held-out seeds over the share of the way to the trained weights, and the point to go to."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from statistics import fmean
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import hypot
+from statistics import NormalDist, fmean
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from themis.retraining.batches import HeldOutScore
+from themis.measure.tests import Ints
+from themis.oracle import Changed, Multilabel, Oracle, Regression, Threshold, Wrong
+from themis.perturb import Perturbation
+from themis.retraining.batches import FOR_TEST, BatchSplit, Disturber, theta_at, uniform_shares, walk
+from themis.retraining.grading import CHUNK, Loss, expected_grades, grade
+from themis.retraining.material import Material
+from themis.retraining.recipe import Recipe
+from themis.target.target import Target
 
-SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0)
-"""Shares of the way from the old weights to the trained ones that are measured."""
-PRIOR_LOSS = (0.007, 0.013)
-"""The linear and the cubic part of the clean loss before any seed is measured: together about the most that we saw."""
-PRIOR_SPREADS = (0.006, 0.012)
-"""Their standard deviations."""
-MUCH_TO_LEARN, WIDE_SPREADS = 0.1, (0.1, 0.1)
-"""The probability that the old model has much to learn, and the standard deviations of both parts, around 0, then."""
-PRIOR_CHANGED_SHARE = 0.03
-"""The share of the clean answers that becomes right or wrong on the whole way, before any seed is measured."""
-N_PRIOR_SEEDS = 100
-"""How many seeds that share counts as."""
-MOST_EVIDENCE = 500.0
-"""Logarithm of the odds at which nothing is left to decide."""
+SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+"""Shares of the way from the old weights to the trained ones that are measured; between them, scores hardly bend."""
 ROUNDING_ERROR = 1e-9
-
-
-Floats = NDArray[np.float64]
-Fall = tuple[float, float, int]
-"""The mean fall of the grade of a clean seed, the mean of its square, and the number of seeds.
-
-Seeds that belong together fall together: of a group, the total fall is squared, still divided by the number of seeds.
-"""
+MAX_TESTS, MAX_TESTS_PER_SEED = 2_000, 20
+"""Uniform tests of the held-out seeds after each epoch, in all and per seed and perturbation, at most."""
+N_ATTACKS = 256
+"""Number of tests if each costs passes of its own: an attack is computed again for the model of each epoch."""
+MAX_CLEAN = 10_000
+"""Held-out seeds on which the clean score is measured, at most."""
+SMOOTHED = (Changed, Wrong, Threshold, Multilabel, Regression)
+"""Tasks with `expected_grades`; the grades of others are means over pixels or points, or only the user knows them."""
 
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """The weights at one share of the way, measured on held-out seeds."""
+    """The weights at one share of the way, on held-out seeds: measured, or interpolated between two that were."""
 
     share: float
     clean: float
@@ -51,105 +47,94 @@ class FrontierPoint:
     """The disturbed score by perturbation."""
     loss: float
     """Mean of the clean and the disturbed loss."""
-    falls: tuple[Fall, ...] = ()
-    """The fall of the clean score as measured: on the searched seeds held out, which decide, and on all held out."""
-    lost: float = 0.0
-    """By how much the clean score falls, as estimated by `estimate_losses`; negative if it rises."""
+    lost: float
+    """By how much the clean score is expected to fall, from the searched seeds held out; negative if it rises."""
+    lost_error: float
+    """The standard error of this estimate."""
+    n_seeds: int
+    """The number of these seeds."""
 
 
-def choose_point(points: Sequence[FrontierPoint], tolerance: float) -> int:
-    """The index of the point with the highest disturbed score whose clean score falls by at most `tolerance`.
+def mean_fall(before: Tensor, after: Tensor, groups: Ints | None) -> tuple[float, float]:
+    """The mean fall of the grades of seeds, and its standard error; the seeds of a group fall together."""
+    falls = (before - after).numpy()
+    numbers = np.arange(len(falls)) if groups is None else np.unique(groups, return_inverse=True)[1]
+    totals = np.bincount(numbers, falls - falls.mean())
+    return float(falls.mean()), float(np.linalg.norm(totals)) / len(falls)
 
-    The first point is the original model, which is always within the tolerance.
+
+def believable_fall(expected: tuple[float, float], counted: tuple[float, float], n: int) -> tuple[float, float]:
+    """The expected fall of the clean score, kept within two standard errors of the counted one, and its error.
+
+    Both are means over `n` seeds with their standard errors. A model that is certain and wrong now and then looks much
+    less certain once it is calibrated: its expected score can be far from its score, which the count then shows. One
+    more answer that changes is allowed for, since none may have changed by chance.
     """
-    within = [k for k, point in enumerate(points) if not k or point.lost <= tolerance + ROUNDING_ERROR]
-    return max(within, key=lambda k: (points[k].disturbed, -points[k].loss))
+    reach = 2 * hypot(counted[1], 1 / n)
+    return min(max(expected[0], counted[0] - reach), counted[0] + reach), expected[1]
 
 
-def measure_falls(before: HeldOutScore, after: HeldOutScore) -> tuple[Fall, ...]:
-    """The fall of the clean grades on the searched seeds held out, and on all seeds held out."""
-    parts = [old - new for old, new in zip(before.grades, after.grades, strict=True)]
-    groups = after.groups or torch.split(torch.arange(sum(map(len, parts))), [len(part) for part in parts])
-    return _fall(parts[0], groups[0]), _fall(torch.cat(parts), torch.cat(groups))
+def point_at(points: Sequence[FrontierPoint], share: float) -> FrontierPoint:
+    """The point at a share of the way."""
+    after = next(k for k, point in enumerate(points) if point.share >= share)
+    high, low = points[after], points[max(0, after - 1)]
+    if high.share == share:
+        return high
+    part = (share - low.share) / (high.share - low.share)
+
+    def between(start: float, end: float) -> float:
+        return start + part * (end - start)
+
+    return FrontierPoint(
+        share,
+        between(low.clean, high.clean),
+        between(low.disturbed, high.disturbed),
+        {name: between(low.by_perturbation[name], score) for name, score in high.by_perturbation.items()},
+        between(low.loss, high.loss),
+        between(low.lost, high.lost),
+        between(low.lost_error, high.lost_error),
+        high.n_seeds,
+    )
 
 
-def _fall(falls: Tensor, groups: Tensor) -> Fall:
-    """The fall of some seeds, which belong to groups."""
-    number = torch.unique(groups, return_inverse=True)[1]
-    totals = torch.zeros(len(falls), dtype=falls.dtype).index_add_(0, number, falls)
-    return float(falls.mean()), float(totals.square().sum()) / len(falls), len(falls)
+def choose_share(points: Sequence[FrontierPoint], tolerance: float, confidence: float = 0.5) -> float:
+    """The share with the highest disturbed score at which the clean score falls by at most `tolerance`.
 
-
-def with_losses(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, ...]:
-    """Points with the estimated fall of the clean score, on the searched seeds held out.
-
-    Clean seeds do not count, because a model may know them by heart: they hide what it loses on others, and what it
-    forgets of them it does not lose on others.
+    confidence: how likely that must be; 0.5 is the best estimate. The original model is always within the tolerance.
     """
-    losses = estimate_losses([point.share for point in points], [point.falls[0] for point in points])
-    return tuple(replace(point, lost=lost) for point, lost in zip(points, losses, strict=True))
-
-
-def estimate_losses(shares: Sequence[float], falls: Sequence[Fall]) -> list[float]:
-    """By how much the clean score falls at each share, estimated from the falls at all shares together.
-
-    The loss is a smooth curve, a * share + b * share**3: measured frontiers are flat at first and steep at the end. Its
-    parameters are the means of their posterior distribution, so the tolerance is compared with the expected loss. An
-    answer changes somewhere on the way, so what each step adds is nearly independent of earlier steps, with a variance
-    in proportion to the length of the step. Beforehand a loss is likely, unless the old model has much to learn.
-    """
-    at = np.array(shares)
-    powers = np.stack([at, at**3], 1)
-    steps = np.flatnonzero(np.diff(at) > 0)
-    terms, rises = np.diff(powers, axis=0)[steps], np.diff([mean for mean, _, _ in falls])[steps]
-    _, changed, n = falls[-1]
-    per_share = changed / max(shares[-1], ROUNDING_ERROR)
-    variance = (per_share * n + PRIOR_CHANGED_SHARE * N_PRIOR_SEEDS) / (n + N_PRIOR_SEEDS) / n * np.diff(at)[steps]
-    likely, log_likely = _posterior(terms, rises, variance, np.array(PRIOR_LOSS), np.array(PRIOR_SPREADS))
-    free, log_free = _posterior(terms, rises, variance, np.zeros(2), np.array(WIDE_SPREADS))
-    odds = MUCH_TO_LEARN / (1 - MUCH_TO_LEARN) * np.exp(min(log_free - log_likely, MOST_EVIDENCE))
-    return [float(lost) for lost in powers @ (likely + odds * free) / (1 + odds)]
-
-
-def _posterior(terms: Floats, rises: Floats, variance: Floats, mean: Floats, spread: Floats) -> tuple[Floats, float]:
-    """The mean of normal parameters after `rises`, which are `terms` times them with errors, and the log evidence."""
-    covariance = np.diag(variance) + (terms * spread**2) @ terms.T
-    gap = rises - terms @ mean
-    solved = np.linalg.solve(covariance, gap)
-    log_evidence = -(float(gap @ solved) + float(np.linalg.slogdet(covariance)[1])) / 2
-    return mean + spread**2 * (terms.T @ solved), log_evidence
+    errors = NormalDist().inv_cdf(confidence)
+    most = tolerance + ROUNDING_ERROR
+    shares = sorted({*(percent / 100 for percent in range(101)), *(point.share for point in points)})
+    candidates = [point_at(points, share) for share in shares]
+    within = [point for point in candidates if not point.share or point.lost + errors * point.lost_error <= most]
+    return max(within, key=lambda point: (point.disturbed, -point.loss)).share
 
 
 def join_frontiers(frontiers: Sequence[Sequence[FrontierPoint]]) -> tuple[FrontierPoint, ...]:
-    """The mean frontier of trainings that held out different seeds, whose falls count together."""
+    """The mean frontier of trainings; each seed that they held out counts alike for the expected fall."""
     joined = []
     for points in zip(*frontiers, strict=True):
-        names = points[0].by_perturbation
+        counts = [point.n_seeds for point in points]
+        weights = [count / sum(counts) for count in counts]
         joined.append(
             FrontierPoint(
                 points[0].share,
                 fmean(point.clean for point in points),
                 fmean(point.disturbed for point in points),
-                {name: fmean(point.by_perturbation[name] for point in points) for name in names},
+                {name: fmean(point.by_perturbation[name] for point in points) for name in points[0].by_perturbation},
                 fmean(point.loss for point in points),
-                tuple(_join_falls(same) for same in zip(*(point.falls for point in points), strict=True)),
+                fmean((point.lost for point in points), weights),
+                hypot(*(weight * point.lost_error for weight, point in zip(weights, points, strict=True))),
+                sum(counts),
             )
         )
-    return with_losses(joined)
+    return tuple(joined)
 
 
-def _join_falls(falls: Sequence[Fall]) -> Fall:
-    counts = [count for _, _, count in falls]
-    mean, square = (float(np.average([fall[k] for fall in falls], weights=counts)) for k in (0, 1))
-    return mean, square, sum(counts)
-
-
-def next_point(points: Sequence[FrontierPoint], chosen: int) -> int | None:
-    """The index of the next point that gains more than the chosen one; None if there is none."""
-    better = (
-        k for k in range(chosen + 1, len(points)) if points[k].disturbed > points[chosen].disturbed + ROUNDING_ERROR
-    )
-    return next(better, None)
+def next_point(points: Sequence[FrontierPoint], chosen: float) -> FrontierPoint | None:
+    """The next point that was measured and gains more than the chosen share; None if there is none."""
+    least = point_at(points, chosen).disturbed + ROUNDING_ERROR
+    return next((point for point in points if point.share > chosen and point.disturbed > least), None)
 
 
 def is_still_rising(points: Sequence[FrontierPoint]) -> bool:
@@ -157,3 +142,89 @@ def is_still_rising(points: Sequence[FrontierPoint]) -> bool:
     first, *_, before, last = points
     gain = last.disturbed - first.disturbed
     return gain > 0 and last.disturbed - before.disturbed >= gain / 2 * (last.share - before.share) / last.share
+
+
+class CleanScore(NamedTuple):
+    """What the held-out seeds show of a model on clean inputs."""
+
+    score: float
+    loss: float
+    errors: tuple[float, ...]
+    """One minus the score, on searched seeds and on clean seeds, which a model may know by heart; if there are any."""
+    grades: Tensor
+    """Those of the searched seeds, or of the clean ones if there are no others."""
+    expected: Tensor
+    """The expected grades of the same seeds."""
+
+
+class HeldOut:
+    """Runs the same tests of the held-out seeds after every epoch, with theta drawn uniformly."""
+
+    def __init__(
+        self,
+        target: Target,
+        material: Material,
+        split: BatchSplit,
+        perturbations: Mapping[str, Perturbation],
+        oracle: Oracle,
+        loss: Loss | None,
+        recipe: Recipe,
+    ) -> None:
+        """loss: None for 1 minus the grade, if the model's own loss needs it to be in training mode."""
+        self.target, self.oracle, self.loss, self.perturbations = target, oracle, loss, perturbations
+        held = [material.pool[split.held_pool], material.clean[split.held_clean]]
+        self.seeds = Disturber(target, [(seeds, torch.arange(len(seeds))) for seeds in held], oracle)
+        n, n_pool = len(self.seeds), len(held[0])
+        self.tests: dict[str, tuple[Tensor, ...]] = {}
+        for name, perturbation in perturbations.items():
+            n_tests = N_ATTACKS if perturbation.passes else min(MAX_TESTS // len(perturbations), MAX_TESTS_PER_SEED * n)
+            rows = walk(n, 0, max(n, n_tests), recipe.random_seed, FOR_TEST)
+            clean_rows = torch.from_numpy(rows[: min(n, MAX_CLEAN)])
+            rows, seed_id = rows[:n_tests], self.seeds.seed_id.numpy()[rows[:n_tests]]
+            shares, noise_seed = uniform_shares(perturbation, seed_id, np.arange(n_tests), recipe.random_seed, FOR_TEST)
+            tests = (rows, theta_at(perturbation, shares), noise_seed)
+            self.tests[name] = tuple(torch.from_numpy(column).to(target.device) for column in tests)
+        parts = [clean_rows[clean_rows < n_pool], clean_rows[clean_rows >= n_pool]]
+        self.clean_parts = [rows.to(target.device) for rows in parts if len(rows)]
+        """Rows of searched and of clean seeds, if there are any."""
+        self.groups = None if split.held_groups is None else split.held_groups[parts[0] if n_pool else parts[1]]
+        """What the seeds of the first part belong to; None if each stands for itself."""
+
+    def clean(self) -> CleanScore:
+        """The score of the target on the clean inputs."""
+        parts = [self._measure(rows) for rows in self.clean_parts]
+        scores, losses = [float(grades.mean()) for grades, _, _ in parts], [loss for _, loss, _ in parts]
+        score, loss = (float(np.average(each, weights=list(map(len, self.clean_parts)))) for each in (scores, losses))
+        return CleanScore(score, loss, tuple(1 - score for score in scores), parts[0][0], parts[0][2])
+
+    def point(self, share: float, clean: CleanScore, before: CleanScore) -> FrontierPoint:
+        """The target, whose clean score is given, as a point of the frontier that begins at the score `before`."""
+        measured = {
+            name: self._measure(rows, self.perturbations[name], *tests) for name, (rows, *tests) in self.tests.items()
+        }
+        scores = {name: float(grades.mean()) for name, (grades, _, _) in measured.items()}
+        loss = (clean.loss + fmean(loss for _, loss, _ in measured.values())) / 2
+        n, counted = len(clean.grades), mean_fall(before.grades, clean.grades, self.groups)
+        fall = believable_fall(mean_fall(before.expected, clean.expected, self.groups), counted, n)
+        return FrontierPoint(share, clean.score, fmean(scores.values()), scores, loss, *fall, n)
+
+    def _measure(
+        self, rows: Tensor, perturbation: Perturbation | None = None, *tests: Tensor
+    ) -> tuple[Tensor, float, Tensor]:
+        """Grades, the mean loss, and the expected grades of clean inputs."""
+        oracle, total, answers = self.oracle, 0.0, []
+        is_smoothed = perturbation is None and isinstance(oracle, SMOOTHED)
+        with self.target.opened(), torch.no_grad():
+            for chunk in torch.split(torch.arange(len(rows)), CHUNK):
+                seeds = rows[chunk]
+                if perturbation is None:
+                    inputs, labels = self.seeds.take(seeds), self.seeds.labels[seeds]
+                else:
+                    inputs, labels = self.seeds(perturbation, seeds, *(column[chunk] for column in tests))
+                outputs = self.seeds.forward(self.target, inputs, seeds).float()
+                grades = grade(oracle, outputs, labels).double().cpu()
+                loss = 1 - grades if self.loss is None else self.loss(outputs, labels).double()
+                total += float(loss.mean()) * len(chunk)
+                answers.append((grades, outputs, labels) if is_smoothed else (grades,))
+        all_grades, *kept = (torch.cat(column) for column in zip(*answers, strict=True))
+        return all_grades, total / len(rows), expected_grades(oracle, *kept) if is_smoothed else all_grades

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from themis.data.seeds import Seeds
-from themis.errors import DataError, UsageError
+from themis.errors import DataError, ModelError, UsageError
 from themis.measure.calculator import Calculator
 from themis.measure.chunk import padded
-from themis.measure.inputs import within_bounds
+from themis.measure.clean import place_others, within_bounds
 from themis.measure.sweep import clean_outputs as sweep_outputs
 from themis.oracle import (
     Changed,
@@ -28,17 +30,21 @@ from themis.oracle import (
     Wrong,
     choose_oracle,
 )
+from themis.oracle.boxes import PADDING
 from themis.oracle.classes import MIN_PROBABILITY
 from themis.oracle.oracle import are_finite
 from themis.oracle.segmentation import VOID
 from themis.perturb import Perturbation
+from themis.target.detections import Detections
 from themis.target.fingerprint import hash_text
-from themis.target.target import AnyTarget, Target
+from themis.target.target import AnyTarget, Target, explain_errors
 
 CHUNK = 256
 """Inputs that are disturbed, or passed to the model, at a time, unless their chunk was recorded."""
 Loss = Callable[[Tensor, Tensor], Tensor]
 """A function of outputs and labels that returns a number, or one number per test."""
+FACTORS = (-5.0, 5.0)
+"""Logarithms of the least and the greatest factor that calibrates class scores."""
 TEMPERATURE = 3.0
 """Class scores are divided by this before they are compared, so that unlikely classes count."""
 
@@ -71,6 +77,36 @@ def grade(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
     return grades * are_finite(outputs)
 
 
+def expected_grades(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
+    """Grades that vary less by chance, float64 `[tests]`: many answers become slightly better or worse, and few flip.
+
+    Classes: how likely the answer is correct by the model's own scores, which one factor calibrates on the labels.
+    Numbers and decisions: how close they are to the label, from 1 down to 0.
+    """
+    if not isinstance(oracle, Changed | Wrong):
+        return (-losses(oracle, outputs, labels)).exp().double().nan_to_num(0).cpu()
+    from scipy.optimize import minimize_scalar
+
+    are_known = are_finite(outputs)
+    scores = _scores(oracle, outputs)[are_known].double()
+
+    doubt = 1 / (len(scores) + 2)  # Platt's: a few correct answers in a row do not make a model certain
+
+    def loss(logarithm: float) -> float:
+        return float(F.cross_entropy(scores * math.exp(logarithm), labels[are_known].long(), label_smoothing=doubt))
+
+    expected = are_known.double()  # an output that is not finite is wrong
+    if len(scores):
+        factor = math.exp(minimize_scalar(loss, bounds=FACTORS, method="bounded").x)
+        expected[are_known] = (scores * factor).softmax(1).amax(1)
+    return expected.cpu()
+
+
+def _scores(oracle: Oracle, outputs: Tensor) -> Tensor:
+    """Class scores, or the logarithms of probabilities."""
+    return outputs.float().clamp_min(MIN_PROBABILITY).log() if oracle.is_probability else outputs.float()
+
+
 def errors(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor | None:
     """The absolute error of each answer, float64 `[tests]`, for tasks whose answer is a number; otherwise None."""
     if not isinstance(oracle, Regression):
@@ -84,8 +120,8 @@ def clean_outputs(seeds: Seeds, target: AnyTarget, size: int = CHUNK) -> Tensor:
     parts = []
     for first in range(0, len(seeds), size):
         rows = torch.arange(first, min(first + size, len(seeds)))
-        inputs = seeds.take(padded(rows, size))
-        inputs = within_bounds(inputs, target.bounds, seeds.seed_id[rows])
+        inputs = within_bounds(seeds.take(padded(rows, size)), target.bounds, seeds.seed_id[rows])
+        place_others(target, seeds, padded(rows, size))
         parts.append(target.forward(inputs.to(target.device))[: len(rows)].float())
     return torch.cat(parts)
 
@@ -120,6 +156,8 @@ def losses(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
     Class scores: cross-entropy, for probabilities that of their logarithm. Segmentation maps: its mean over pixels.
     Decisions: binary cross-entropy. Numbers: squared inside the tolerance and absolute outside, in units of it.
     """
+    if isinstance(oracle, Changed | Wrong):
+        return oracle.loss(outputs, labels.long())
     if isinstance(oracle, Regression):
         gaps = oracle.in_tolerances(outputs, labels)
         return F.smooth_l1_loss(gaps, torch.zeros_like(gaps), reduction="none").mean(1)
@@ -149,7 +187,7 @@ def ideal(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
     return F.one_hot(classes, outputs.shape[1]).movedim(-1, 1).to(outputs.dtype)
 
 
-def distances(oracle: Changed | Wrong | Regression, outputs: Tensor, old: Tensor) -> Tensor:
+def distances(oracle: Oracle, outputs: Tensor, old: Tensor) -> Tensor:
     """How far each output is from that of an older model, `[tests]`.
 
     Class scores: the Kullback-Leibler divergence at `TEMPERATURE`, times its square, which keeps the size of gradients.
@@ -157,17 +195,13 @@ def distances(oracle: Changed | Wrong | Regression, outputs: Tensor, old: Tensor
     """
     if isinstance(oracle, Regression):
         return losses(oracle, outputs, old)
-    logs = [
-        (
-            (scores.float().clamp_min(MIN_PROBABILITY).log() if oracle.is_probability else scores.float()) / TEMPERATURE
-        ).log_softmax(1)
-        for scores in (outputs, old)
-    ]
+    assert isinstance(oracle, Changed | Wrong)  # otherwise old answers do not count
+    logs = [(_scores(oracle, each) / TEMPERATURE).log_softmax(1) for each in (outputs, old)]
     return F.kl_div(logs[0], logs[1], reduction="none", log_target=True).sum(1) * TEMPERATURE**2
 
 
-def choose_loss(oracle: Oracle, custom: Loss | None) -> Loss:
-    """The user's loss, or that of the task."""
+def choose_loss(oracle: Oracle, custom: Loss | None, module: nn.Module) -> Loss | None:
+    """The user's loss, or that of the task; None for a detector, which returns its own in training mode."""
     if custom is not None:
         return custom
     if isinstance(oracle, Compare):
@@ -175,12 +209,48 @@ def choose_loss(oracle: Oracle, custom: Loss | None) -> Loss:
             f"retraining needs a loss, but oracle {oracle.spec()!r} has none: pass loss=function(outputs, "
             "labels), or name the task with oracle=..."
         )
-    if isinstance(oracle, Detection):
+    if not isinstance(oracle, Detection):
+        return lambda outputs, labels: losses(oracle, outputs, labels)
+    if len(inspect.signature(module.forward).parameters) < 2:
         raise UsageError(
-            "retraining needs the loss that a detector was trained with: pass loss=function(outputs, labels), with the "
-            "detections [tests, n, 6] and the objects [tests, n, 5]"
+            "retraining needs the loss that a detector was trained with, but this one takes no targets, for which "
+            "those of torchvision return it in training mode: pass loss=function(outputs, labels), with the detections "
+            "[tests, n, 6] and the objects [tests, n, 5]"
         )
-    return lambda outputs, labels: losses(oracle, outputs, labels)
+    return None
+
+
+def own_loss(target: Target, inputs: Tensor, labels: Tensor) -> Tensor:
+    """The sum of the losses that a detector returns in training mode, given targets as in torchvision.
+
+    labels: the objects `[inputs, n, 5]`; crowds are left out, and so are boxes without extent.
+    """
+    pictures = target.prepare(inputs)
+    first_class = target.output.first_class if isinstance(target.output, Detections) else 0
+    targets = []
+    for picture, rows in zip(pictures, labels, strict=True):
+        rows = rows[(rows[:, 4] > PADDING) & (rows[:, 2] > rows[:, 0]) & (rows[:, 3] > rows[:, 1])]
+        high, wide = (own / raw for own, raw in zip(picture.shape[-2:], inputs.shape[2:], strict=True))
+        boxes = rows[:, :4] * rows.new_tensor([wide, high, wide, high])
+        targets.append({"boxes": boxes, "labels": rows[:, 4].long() + first_class})
+    with explain_errors(inputs, target.bounds, target.module):
+        result = target.module(pictures, targets)
+    if not isinstance(result, Mapping) or not all(isinstance(loss, Tensor) for loss in result.values()):
+        raise ModelError(
+            f"a detector must return a dict of losses in training mode, as those of torchvision do, got "
+            f"{type(result).__name__}: pass loss=function(outputs, labels)"
+        )
+    return torch.stack([loss.float().sum() for loss in result.values()]).sum()
+
+
+def show_classes(oracle: Oracle, seeds: Seeds) -> bool:
+    """Whether inputs are pictures that show one class each."""
+    return isinstance(oracle, Changed | Wrong) and len(seeds.shape) == 4
+
+
+def show_numbers(oracle: Oracle, seeds: Seeds) -> bool:
+    """Whether inputs are pictures that show one number each, such as the angle to steer at."""
+    return isinstance(oracle, Regression) and len(seeds.shape) == 4
 
 
 def name_loss(loss: Loss) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,12 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from themis.data.groups import Hashes, seed_hashes
 from themis.data.seeds import Seeds
 from themis.errors import DataError, UsageError, warn
-from themis.measure.chunk import chunk_size
+from themis.measure.calculator import Calculator, Limits
+from themis.measure.chunk import columns_of
 from themis.measure.tests import Ints, Tests
 from themis.oracle import Changed, Motion, Oracle
-from themis.perturb import Context, Perturbation, perturb
+from themis.perturb import Perturbation
 from themis.perturb.perturbation import check_fits, check_gradient
 from themis.retraining.grading import CHUNK, Loss, clean_outputs, settled_oracle
 from themis.runs.faults import Faults
@@ -29,9 +33,9 @@ if TYPE_CHECKING:
 class Material:
     """Disturbed inputs with the labels of their seeds, and clean inputs."""
 
-    disturbed: Tensor  # [inputs, ...], raw
+    disturbed: Tensor  # [inputs, ...], raw; none if all disturbed inputs are made anew
     disturbed_labels: Tensor
-    seed: Tensor  # the row of each disturbed input's seed in `pool`
+    seed: Tensor  # the row in `pool` of the seed of each disturbed input, or of each fault
     pool: Seeds
     """The search part, with labels."""
     clean: Seeds
@@ -42,7 +46,12 @@ class Material:
     """A function of outputs and labels that replaces the task's own loss."""
 
     def __len__(self) -> int:
-        return len(self.disturbed)
+        return len(self.seed)
+
+    @cached_property
+    def hashes(self) -> tuple[Hashes, Hashes]:
+        """Those of the contents of the pool and of the clean seeds."""
+        return seed_hashes(self.pool), seed_hashes(self.clean)
 
 
 def of_faults(
@@ -61,14 +70,8 @@ def of_faults(
     clean: the train part; by default none. run: the campaign's folder, whose stored inputs are used if an attack
     created them.
     """
-    if not len(run_faults):
-        raise DataError(
-            "retraining needs faults to learn from, but the run has none: raise its magnitude or its budget"
-        )
-    columns = run_faults.columns
-    chosen = spread_out(columns["seed_id"], columns["answer"], columns["id"], limit)
-    columns = {name: column[chosen] for name, column in columns.items()}
-    seed, ids = rows_of(columns["seed_id"], pool), columns["id"].tolist()
+    columns, seed = _columns(run_faults, pool, limit)
+    ids = columns["id"].tolist()
     stored = {} if run is None or not perturbation.passes else run.tensors(ids)
     tests = Tests(columns["id"], seed, columns["theta"], columns["noise_seed"], columns["kind"])
     material = of_tests(tests, pool, perturbation, target, clean, (columns["position"], columns["chunk"]))
@@ -76,6 +79,28 @@ def of_faults(
         if id in stored:
             material.disturbed[k] = stored[id].inputs[0]
     return material
+
+
+def without_inputs(
+    run_faults: Faults, pool: Seeds, target: AnyTarget, *, limit: int | None = None, clean: Seeds | None = None
+) -> Material:
+    """The same if none of these inputs are trained on: to make them again may take long and much memory."""
+    _, seed = _columns(run_faults, pool, limit)
+    pool, clean = _labelled(pool, clean, target)
+    assert pool.labels is not None  # from the data, or the clean answers
+    return Material(torch.empty(0, *pool.shape[1:]), pool.labels[:0], torch.from_numpy(seed), pool, clean)
+
+
+def _columns(run_faults: Faults, pool: Seeds, limit: int | None) -> tuple[dict[str, Any], Ints]:
+    """The columns of the faults to learn from, and the rows of their seeds in the pool."""
+    if not len(run_faults):
+        raise DataError(
+            "retraining needs faults to learn from, but the run has none: raise its magnitude or its budget"
+        )
+    columns = run_faults.columns
+    chosen = spread_out(columns["seed_id"], columns["answer"], columns["id"], limit)
+    columns = {name: column[chosen] for name, column in columns.items()}
+    return columns, rows_of(columns["seed_id"], pool)
 
 
 def of_tests(
@@ -92,20 +117,56 @@ def of_tests(
     """
     check_fits(perturbation, pool.shape[1:])
     check_gradient(perturbation, target)
-    clean = pool[torch.zeros(0, dtype=torch.int64)] if clean is None else clean
     oracle = settled_oracle(target, pool)
+    pool, clean = _labelled(pool, clean, target)
     with target.opened(), torch.no_grad():
-        if not (pool.has_labels and (clean.has_labels or not len(clean))):
-            pool, clean = _label_with_answers(pool, target, oracle), _label_with_answers(clean, target, oracle)
         rows = np.unique(tests.seed)
         tested = pool[torch.from_numpy(rows)].in_memory()
+        if places is None or not perturbation.passes:
+            number = np.arange(len(tests))
+            places = number % CHUNK, np.full(len(tests), CHUNK)
+        assert tested.labels is not None  # from the data, or the clean answers
         within = replace(tests, seed=np.searchsorted(rows, tests.seed))
-        if perturbation.passes:
-            places = places or _default_places(len(tests), target)
-            disturbed, labels = _attack(within, tested, perturbation, target, oracle, places)
-        else:
-            disturbed, labels = _disturb(within, tested, perturbation, target, oracle)
+        disturbed, labels = torch.empty(len(tests), *pool.shape[1:]), tested.labels[torch.from_numpy(within.seed)]
+        for at, inputs, motion in _disturb(within, tested, perturbation, target, oracle, places):
+            disturbed[at] = inputs.cpu()
+            if motion:
+                labels[at] = oracle.move_labels(labels[at].to(target.device), motion).cpu()
     return Material(disturbed, labels, torch.from_numpy(tests.seed), pool, clean)
+
+
+def _disturb(
+    tests: Tests,
+    seeds: Seeds,
+    perturbation: Perturbation,
+    target: AnyTarget,
+    oracle: Oracle,
+    places: tuple[Ints, Ints],
+) -> Iterator[tuple[Tensor, Tensor, Motion | None]]:
+    """Some of the tests, with their inputs and how these have moved, until all were made as in a campaign."""
+    position, chunk = places
+    for size in np.unique(chunk).tolist():
+        bench = Calculator.trace(target, seeds, perturbation, oracle, Limits(chunk=size))
+        bench.take_clean(clean_outputs(seeds, target, size))
+        own = np.flatnonzero(chunk == size)
+        turn = rank(own, position[own])
+        for k in range(int(turn.max()) + 1):
+            current = own[turn == k]
+            filled = np.full(size, current[0])  # the content of the other rows does not affect these
+            filled[position[current]] = current
+            made = bench.disturb(*columns_of(tests[filled], size, target.device), size)
+            at = torch.from_numpy(position[current]).to(target.device)
+            yield torch.from_numpy(current), made.disturbed[at], made.motion and made.motion[at]
+
+
+def join_material(materials: Sequence[Material]) -> Material:
+    """The material of several campaigns on the same seeds."""
+    return replace(
+        materials[0],
+        disturbed=torch.cat([each.disturbed for each in materials]),
+        disturbed_labels=torch.cat([each.disturbed_labels for each in materials]),
+        seed=torch.cat([each.seed for each in materials]),
+    )
 
 
 def spread_out(seed_id: Ints, answer: Ints, score: NDArray[Any], limit: int | None) -> Ints:
@@ -149,96 +210,20 @@ def rank(score: NDArray[Any], *keys: Ints) -> Ints:
     return rank
 
 
-def _label_with_answers(seeds: Seeds, target: AnyTarget, oracle: Oracle) -> Seeds:
-    """Seeds with the model's clean answers as labels, if the oracle compares answers with those."""
+def _labelled(pool: Seeds, clean: Seeds | None, target: AnyTarget) -> tuple[Seeds, Seeds]:
+    """Both with labels, which are the model's clean answers if some have none and the oracle compares with those."""
+    clean = pool[torch.zeros(0, dtype=torch.int64)] if clean is None else clean
+    if pool.has_labels and (clean.has_labels or not len(clean)):
+        return pool, clean
+    oracle = settled_oracle(target, pool)
     if not isinstance(oracle, Changed):
         raise DataError(
             f"retraining needs labels, but some seeds have none and oracle {oracle.spec()!r} does not define the "
-            "correct answer: "
-            "give (inputs, labels), or use oracle='changed', whose label is the clean answer"
+            "correct answer: give (inputs, labels), or use oracle='changed', whose label is the clean answer"
         )
-    if not len(seeds):
-        return seeds
-    warn(f"{len(seeds):,} seeds have no labels, so the model's own clean answers are used as labels")
-    return seeds.with_labels(oracle.reference(clean_outputs(seeds, target), None).cpu())
-
-
-def _disturb(
-    tests: Tests, seeds: Seeds, perturbation: Perturbation, target: AnyTarget, oracle: Oracle
-) -> tuple[Tensor, Tensor]:
-    """Disturbed inputs and their labels, for perturbations that do not depend on the model."""
-    features = seeds.features if perturbation.inputs == "table" else None
-    context = Context(target.bounds, features=features, motion=Motion() if oracle.is_spatial else None)
-    disturbed, labels = torch.empty(len(tests), *seeds.shape[1:]), _labels_of(seeds, tests.seed)
-    for first in range(0, len(tests), CHUNK):
-        chunk = slice(first, first + CHUNK)
-        rows, values, noise = _on_device(tests[chunk], target)
-        clean = seeds.take(rows.cpu()).to(target.device)
-        disturbed[chunk] = perturb(perturbation, clean, values, noise, context).cpu()
-        if context.motion:
-            labels[chunk] = oracle.move_labels(labels[chunk].to(target.device), context.motion).cpu()
-    return disturbed, labels
-
-
-def _labels_of(seeds: Seeds, rows: Ints) -> Tensor:
-    """A copy of the labels of the seeds `rows`."""
-    assert seeds.labels is not None  # from the data, or the clean answers
-    return seeds.labels[torch.from_numpy(rows)]
-
-
-def _default_places(n: int, target: AnyTarget) -> tuple[Ints, Ints]:
-    """Places for tests without recorded ones."""
-    size = CHUNK if target.device.type == "cpu" else chunk_size(1, target.device, None)
-    return np.arange(n) % size, np.full(n, size)
-
-
-def _on_device(tests: Tests, target: AnyTarget) -> tuple[Tensor, Tensor, Tensor]:
-    """Seeds, theta and noise seeds of tests, on the target's device."""
-    columns = (tests.seed, tests.theta, tests.noise_seed)
-    seed, theta, noise_seed = (torch.from_numpy(np.ascontiguousarray(each)).to(target.device) for each in columns)
-    return seed, theta, noise_seed
-
-
-def _attack(
-    all_tests: Tests,
-    seeds: Seeds,
-    perturbation: Perturbation,
-    target: AnyTarget,
-    oracle: Oracle,
-    places: tuple[Ints, Ints],
-) -> tuple[Tensor, Tensor]:
-    """Inputs that an attack on the model creates, each at its row of a pass of the recorded size; and labels."""
-    disturbed, labels = torch.empty(len(all_tests), *seeds.shape[1:]), _labels_of(seeds, all_tests.seed)
-    position, chunk = places
-    for size in np.unique(chunk).tolist():
-        outputs = clean_outputs(seeds, target, size)
-        tests = np.flatnonzero(chunk == size)
-        turn = rank(tests, position[tests])
-        for k in range(int(turn.max()) + 1):
-            current = tests[turn == k]
-            filled = np.full(size, current[0])  # the content of the other rows does not affect these
-            filled[position[current]] = current
-            rows, values, noise = _on_device(all_tests[filled], target)
-            context = _attack_context(rows, seeds, outputs[rows], perturbation, target, oracle)
-            inputs = seeds.take(rows.cpu()).to(target.device)
-            attacked = perturb(perturbation, inputs, values, noise, context)
-            places_on_device = torch.from_numpy(position[current]).to(target.device)
-            at = torch.from_numpy(current)
-            disturbed[at] = attacked[places_on_device].cpu()
-            if context.motion:
-                motion = context.motion[places_on_device]
-                labels[at] = oracle.move_labels(labels[at].to(target.device), motion).cpu()
-    return disturbed, labels
-
-
-def _attack_context(
-    rows: Tensor, seeds: Seeds, outputs: Tensor, perturbation: Perturbation, target: AnyTarget, oracle: Oracle
-) -> Context:
-    """The context of an attack on some seeds, the same as in a campaign; outputs: their clean outputs."""
-    labels = _on(target, None if seeds.labels is None else seeds.labels[rows.cpu()])
-    features = seeds.features if perturbation.inputs == "table" else None
-    return Context.of_task(target, oracle, outputs, labels, features)
-
-
-def _on(target: AnyTarget, labels: Tensor | None) -> Tensor | None:
-    return None if labels is None else labels.to(target.device)
+    n = len(pool) + len(clean)
+    warn(f"{n:,} seeds have no labels, so the model's own clean answers are used as labels")
+    with target.opened(), torch.no_grad():
+        answers = [oracle.reference(clean_outputs(seeds, target), None).cpu() for seeds in (pool, clean) if len(seeds)]
+    pool = pool.with_labels(answers[0])
+    return pool, clean.with_labels(answers[1] if len(clean) else answers[0][:0])

@@ -15,18 +15,13 @@ if TYPE_CHECKING:
     from themis.perturb import Perturbation
 
 OPTIMISERS = ("sgd", "adam", "adamw")
-SCHEDULES = ("constant", "cosine", "step", "one-cycle")
-ONE_CYCLE_RISE = 0.3
-"""Share of a one-cycle schedule in which the rate rises, starting at `INITIAL_RATE` of its peak."""
-INITIAL_RATE = 0.04
+SCHEDULES = ("constant", "cosine")
 LEARNING_RATE, PICTURE_LEARNING_RATE = 1e-3, 3e-4
 """The learning rate if labels alone are learnt from, and of pictures of one class each."""
 STEER_SHARE = 0.5
 """The share of the draws that follows the errors, except for pictures of one number each."""
-FRONTIER_OPTIONS = ("tolerance", "share")
+FRONTIER_OPTIONS = ("tolerance", "confidence", "share")
 """Options that choose a point of the frontier after a training."""
-N_SCHEDULE_LEVELS = 3
-"""A step schedule has this many levels, each a tenth of the previous one."""
 
 
 def task_defaults(shows_classes: bool, shows_numbers: bool) -> dict[str, Any]:
@@ -62,7 +57,9 @@ class Recipe:
     anchor: float = option(2.0, "how much more the old answers count for clean pictures than for disturbed ones")
     blend: float = option(0.5, "share of another picture that is blended into a picture, at most; 0 for none")
     epochs: int = option(10, "number of epochs at most; an epoch shows every disturbed and every clean input once")
-    batches: int | None = option(None, "batches per epoch; by default as many as show every input once")
+    batches: int | None = option(
+        None, "batches per epoch; by default as many as show every input once, and at least 100 if inputs are made anew"
+    )
     batch_size: int = option(64, "inputs per batch")
     accumulate: int = option(1, "pass each batch to the model in this many parts, which takes less memory")
     autocast: bool = option(False, "train in bfloat16 where it is safe, which is faster on recent GPUs")
@@ -70,7 +67,7 @@ class Recipe:
     learning_rate: float | None = option(
         None, "learning rate, or its peak; by default 3e-4 for pictures of one class each, 1e-3 for other tasks"
     )
-    schedule: str = option("cosine", "learning rate over the steps: constant, cosine, step or one-cycle")
+    schedule: str = option("cosine", "learning rate over the steps: constant, or falling like a cosine")
     weight_decay: float = option(0.0, "weight decay of the optimiser")
     layers: list[str] | None = option(
         None, "glob patterns of the names of the parameters to train, such as fc*,conv2.*; by default all"
@@ -79,6 +76,9 @@ class Recipe:
     hold_out: float = option(0.2, "share of the seeds that is held out of training and used to choose the best epoch")
     tolerance: float = option(
         0.0025, "how far the clean score may fall; the share of the way to the trained weights is chosen by it"
+    )
+    confidence: float = option(
+        0.5, "how likely the clean score must stay within the tolerance: 0.5 is the best estimate, 0.95 is cautious"
     )
     share: float | None = option(
         None, "share of the way from the old weights to the trained ones; by default chosen on held-out seeds"
@@ -90,11 +90,9 @@ class Recipe:
         check_numbers(self)
         self._check_layers()
         rules = {
-            "mix": (0 <= self.mix <= 1, "lie in [0, 1]"),
-            "fresh": (0 <= self.fresh <= 1, "lie in [0, 1]"),
+            **{name: (0 <= getattr(self, name) <= 1, "lie in [0, 1]") for name in ("mix", "fresh", "distill")},
             "steer": (self.steer is None or 0 <= self.steer <= 1, "lie in [0, 1], or be None to choose it by the task"),
             "attack_steps": (self.attack_steps >= 1, "be at least 1"),
-            "distill": (0 <= self.distill <= 1, "lie in [0, 1]"),
             "anchor": (0 <= self.anchor < math.inf, "be 0 or more"),
             "blend": (0 <= self.blend <= 0.5, "lie in [0, 0.5]: a picture keeps its label"),
             "epochs": (self.epochs >= 1, "be at least 1"),
@@ -112,6 +110,7 @@ class Recipe:
             "statistics": (self.statistics in ("keep", "update"), "be 'keep' or 'update'"),
             "hold_out": (0 < self.hold_out < 1, "lie in (0, 1): the best epoch is chosen on held-out seeds"),
             "tolerance": (0 <= self.tolerance <= 1, "lie in [0, 1], where 1 sets no limit"),
+            "confidence": (0 < self.confidence < 1, "lie in (0, 1)"),
             "share": (
                 self.share is None or 0 < self.share <= 1,
                 "lie in (0, 1], where 1 uses the trained weights as they are, or be None to choose it by tolerance",
@@ -140,10 +139,6 @@ class Recipe:
         """Plain data."""
         return asdict(self)
 
-    def of_training(self) -> dict[str, Any]:
-        """Plain data of all options that the trained weights depend on, before a share of the way is chosen."""
-        return {name: value for name, value in asdict(self).items() if name not in FRONTIER_OPTIONS}
-
     def shortens(self, perturbations: Iterable[Perturbation]) -> bool:
         """Whether attacks take fewer steps in training than in a search; if not, `attack_steps` has no effect."""
         from themis.perturb.attack import in_steps
@@ -163,30 +158,16 @@ class Recipe:
         defaults = task_defaults(shows_classes, shows_numbers)
         return replace(self, **{name: value for name, value in defaults.items() if getattr(self, name) is None})
 
+    @property
+    def peak_rate(self) -> float:
+        """The learning rate, which must have been chosen by the task if it was not given."""
+        assert self.learning_rate is not None
+        return self.learning_rate
+
     def rate(self, step: int, total: int) -> float:
         """The learning rate of a step, 0 to `total` - 1."""
-        assert self.learning_rate is not None  # a training has chosen it
-        done = step / max(total, 1)
-        return self.learning_rate * _FACTORS[self.schedule](done)
-
-
-def _one_cycle(done: float) -> float:
-    if done < ONE_CYCLE_RISE:
-        return INITIAL_RATE + (1 - INITIAL_RATE) * _half_cosine(1 - done / ONE_CYCLE_RISE)
-    return _half_cosine((done - ONE_CYCLE_RISE) / (1 - ONE_CYCLE_RISE))
-
-
-def _half_cosine(done: float) -> float:
-    """Half a period of a cosine, from 1 down to 0."""
-    return (1 + math.cos(math.pi * done)) / 2
-
-
-_FACTORS = {
-    "constant": lambda done: 1.0,
-    "cosine": _half_cosine,
-    "step": lambda done: 0.1 ** int(done * N_SCHEDULE_LEVELS),
-    "one-cycle": _one_cycle,
-}
+        fall = (1 + math.cos(math.pi * step / max(total, 1))) / 2
+        return self.peak_rate * (fall if self.schedule == "cosine" else 1)
 
 
 RESUMABLE_OPTIONS = (*FRONTIER_OPTIONS, "rounds")

@@ -1,77 +1,30 @@
-"""The result of a retraining: all measurements before and after, on judge seeds only."""
+"""The result of a retraining: all measurements before and after on judge seeds, as tables and as a figure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import numpy as np
 
 from themis.judge.estimate import Estimate
 from themis.report.table import NONE, Table, format_count, format_number
-from themis.retraining.changes import Changes, Shift, changes, paired
-from themis.retraining.checkpoint import put_weights
+from themis.retraining.changes import Changes, Shift, changes, corruption_error, paired
 from themis.retraining.examine import Reading
-from themis.retraining.frontier import FrontierPoint, is_still_rising, join_frontiers, next_point
+from themis.retraining.frontier import FrontierPoint, is_still_rising, join_frontiers, next_point, point_at
 from themis.retraining.recipe import Recipe, RetrainingPlan
-from themis.retraining.tune import Epoch, interpolate
+from themis.retraining.tune import TrainedModel
+from themis.runs.display.figure import INK, QUIET, blank_figure
 from themis.target.ledger import Ledger
 from themis.target.target import Target
 from themis.text import counted, percent, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-@dataclass(frozen=True)
-class TrainedModel:
-    """A copy of the model that was trained with one random seed."""
-
-    random_seed: int
-    target: Target = field(repr=False)
-    ledger: Ledger = field(repr=False)
-    history: tuple[Epoch, ...] = field(repr=False)
-    best: int
-    """The epoch that the weights are on the way to; 0 if they are those of the original model."""
-    frontier: tuple[FrontierPoint, ...] = field(repr=False)
-    """Shares of the way to the trained weights, measured on the seeds that training held out."""
-    chosen: int
-    """The index of the point of the frontier that the weights are at."""
-    weights: Path | None
-    ends: tuple[dict[str, Tensor], dict[str, Tensor]] = field(repr=False)
-    """The weights at both ends of the frontier."""
-
-    def at(self, chosen: int) -> TrainedModel:
-        """The model with its weights moved to a point of the frontier, which changes the target's module."""
-        put_weights(self.target.module, interpolate(*self.ends, self.frontier[chosen].share))
-        best = max(range(1, len(self.history)), key=lambda k: (self.history[k].score, -self.history[k].loss))
-        return replace(self, chosen=chosen, best=best if chosen else 0)
-
-    @property
-    def point(self) -> FrontierPoint:
-        """The point of the frontier that the weights are at."""
-        return self.frontier[self.chosen]
-
-    @property
-    def held_out(self) -> float:
-        """The score on the seeds that training held out, clean and disturbed in equal parts."""
-        return (self.point.clean + self.point.disturbed) / 2
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "random_seed": self.random_seed,
-            "best_epoch": self.best,
-            "share": self.point.share,
-            "frontier": [{**asdict(point), "is_chosen": k == self.chosen} for k, point in enumerate(self.frontier)],
-            "held_out": self.held_out,
-            "epochs": [asdict(epoch) for epoch in self.history],
-            "weights": None if self.weights is None else str(self.weights),
-        }
 
 
 @dataclass(frozen=True)
@@ -94,7 +47,7 @@ class RetrainingOutcome:
             "name": self.name,
             "before": self.before.as_dict(),
             "after": [reading.as_dict() for reading in self.after],
-            "change": self.change.as_dict(),
+            "change": asdict(self.change),
         }
 
 
@@ -126,9 +79,14 @@ class Stage:
         return join_frontiers([model.frontier for model in self.models])
 
     @property
-    def next(self) -> int | None:
-        """The index of the next point of the frontier that gains more; None if there is none."""
-        return next_point(self.frontier, self.model.chosen)
+    def point(self) -> FrontierPoint:
+        """The point of the mean frontier that the models are at."""
+        return point_at(self.frontier, self.model.share)
+
+    @property
+    def next(self) -> FrontierPoint | None:
+        """The next point that was measured and gains more; None if there is none."""
+        return next_point(self.frontier, self.model.share)
 
     @property
     def fault_rate(self) -> float:
@@ -142,10 +100,8 @@ class Stage:
             "faults_learnt_from": self.n_faults,
             "fault_rate": self.fault_rate,
             "chosen": self.models[self.chosen].random_seed,
-            "frontier": [
-                {**asdict(point), "is_chosen": k == self.model.chosen, "is_next": k == self.next}
-                for k, point in enumerate(self.frontier)
-            ],
+            "frontier": [asdict(point) for point in self.frontier],
+            "point": asdict(self.point),
             "models": [model.as_dict() for model in self.models],
             "outcomes": [outcome.as_dict() for outcome in self.outcomes],
             "campaign": self.campaign,
@@ -196,7 +152,12 @@ class Retrained:
     @property
     def gain(self) -> float:
         """How far the disturbed score on judge seeds rose, mean over random seeds and the runs' perturbations."""
-        return fmean(outcome.change.disturbed.difference for outcome in self.outcomes[: self.n_trained])
+        return mean_score(self.outcomes[: self.n_trained]).difference
+
+    @property
+    def mce(self) -> Shift | None:
+        """The mean corruption error over the runs' perturbations, relative to the original model, which has 1."""
+        return mce(self.outcomes[: self.n_trained])
 
     @property
     def target(self) -> Target:
@@ -219,6 +180,7 @@ class Retrained:
             "kept_random_seed": self.stage.model.random_seed,
             "weights": None if self.weights is None else str(self.weights),
             "outcomes": [outcome.as_dict() for outcome in self.outcomes],
+            "mce": None if self.mce is None else asdict(self.mce),
             "rounds": [stage.as_dict() for stage in self.stages],
             "stop": self.stop or None,
             "plan": self.plan.as_dict(),
@@ -232,42 +194,61 @@ NO_INTERVAL = "interval unknown"
 """Stands for the interval of a difference if all judge seeds and trainings agree."""
 EQUAL_SCORES = 5e-6
 """Scores that differ by less are equal: so much is lost in the sums of their means, and no digit shows it."""
+MEASUREMENTS = (
+    ("clean", "clean score", 1),
+    ("disturbed", "disturbed score", 1),
+    ("clean_error", "clean error, absolute", None),
+    ("disturbed_error", "disturbed error, absolute", None),
+    ("held", "withstood a campaign", 1),
+    ("distinct_faults", "distinct faults found", 0),
+    ("failing_seeds", "failing seeds", 0),
+    ("strength", "smallest breaking strength", None),
+)
+"""What a table shows: the name in `Changes`, the label, and the digits, as in `_row`."""
+MAX_CASES = 3
+"""Perturbations that have a column of their own in the table of the frontier, at most."""
 OUTCOME_COLUMNS = ("on judge seeds", "before", "after", "difference (95%)", "random seeds")
 
 
-def verdict(outcomes: Sequence[RetrainingOutcome], tolerance: float, chosen: int = 0) -> tuple[tuple[str, ...], bool]:
+def mean_score(outcomes: Sequence[RetrainingOutcome]) -> Shift:
+    """The disturbed score, a mean over perturbations."""
+    after = [np.stack([reading.disturbed for reading in outcome.after]) for outcome in outcomes]
+    return paired(np.mean([outcome.before.disturbed for outcome in outcomes], 0), np.mean(after, 0))
+
+
+def mce(outcomes: Sequence[RetrainingOutcome]) -> Shift | None:
+    """The mean corruption error over perturbations, relative to the original model."""
+    return corruption_error([outcome.before for outcome in outcomes], [outcome.after for outcome in outcomes])
+
+
+def verdict(
+    outcomes: Sequence[RetrainingOutcome], tolerance: float, chosen: int = 0, n_trained: int = 1
+) -> tuple[tuple[str, ...], bool]:
     """The result in sentences, and whether the clean score fell too far, which then comes first.
 
     It must not fall by more than the tolerance and more than chance, on average over random seeds, nor for the model
-    `chosen`, which is returned.
+    `chosen`, which is returned. The first `n_trained` outcomes are of perturbations that were trained on.
     """
     clean = outcomes[0].change.clean
     before, after = outcomes[0].before.clean, outcomes[0].after[chosen].clean
     own = paired(before, after[None])
-    has_fallen, own_has_fallen = (_has_fallen(shift, tolerance) for shift in (clean, own))
-    remedy = "use more clean seeds, or a smaller --tolerance"
-    sentences = []
-    if own_has_fallen and not has_fallen:
-        sentences.append(
-            f"THE CLEAN SCORE OF THE RETURNED MODEL FELL {change_words(own)}, more than the tolerance of "
-            f"{points(tolerance, 2)}, although it did not on average over random seeds: {remedy}."
-        )
-    if has_fallen:
-        sentences.append(
-            f"THE CLEAN SCORE FELL {change_words(clean)}, more than the tolerance of {points(tolerance, 2)}: {remedy}."
-        )
+    sentences = [
+        f"THE CLEAN SCORE {whose}FELL {change_words(shift)}, more than the tolerance of {points(tolerance, 2)}: use "
+        "more clean seeds, or a smaller --tolerance."
+        for whose, shift in (("", clean), ("OF THE RETURNED MODEL ", own))
+        if shift.difference < -tolerance and (shift.combined is None or shift.combined.high < 0)
+    ][:1]
+    has_fallen = bool(sentences)
+    if n_trained > 1:
+        sentences += _summary(outcomes[:n_trained])
+        outcomes = outcomes[n_trained:]
     for outcome in outcomes:
-        sentences.append(_gain(outcome))
+        sentences.append(_gain(outcome.name, outcome.change.disturbed))
         if outcome.change.words:
             sentences.append(f"{outcome.name}: {outcome.change.words}")
     if not has_fallen:
         sentences.append(f"The clean score {_clean_change(clean, tolerance)}.")
-    return tuple(sentences), has_fallen or own_has_fallen
-
-
-def _has_fallen(shift: Shift, tolerance: float) -> bool:
-    """Whether a score fell by more than the tolerance and by more than chance."""
-    return shift.difference < -tolerance and (shift.combined is None or shift.combined.high < 0)
+    return tuple(sentences), has_fallen
 
 
 def _clean_change(shift: Shift, tolerance: float) -> str:
@@ -282,15 +263,25 @@ def _clean_change(shift: Shift, tolerance: float) -> str:
     return f"{text}{_between(shift.combined)}, which may be due to chance"
 
 
-def _gain(outcome: RetrainingOutcome) -> str:
-    """How the disturbed score changed."""
-    shift = outcome.change.disturbed
+def _summary(outcomes: Sequence[RetrainingOutcome]) -> list[str]:
+    """How the scores under several perturbations changed."""
+    sentences = [_gain(f"mean of {len(outcomes)} perturbations", mean_score(outcomes))]
+    if (error := mce(outcomes)) is not None:
+        over = error.combined
+        ends = "" if over is None else f" (95%: {percent(1 + over.low)} to {percent(1 + over.high)})"
+        sentences.append(f"mCE is {percent(error.after)}{ends} of the original model's.")
+    fell = [_gain(each.name, each.change.disturbed) for each in outcomes if each.change.disturbed.difference < 0]
+    return sentences + fell
+
+
+def _gain(name: str, shift: Shift) -> str:
+    """How a disturbed score changed."""
     if abs(shift.difference) < EQUAL_SCORES:
-        return f"{outcome.name}: the disturbed score is unchanged at {percent(shift.after)}."
+        return f"{name}: the disturbed score is unchanged at {percent(shift.after)}."
     verb = "rose" if shift.difference > 0 else "fell"
     over = shift.combined
     doubt = "" if over is not None and (over.low > 0 or over.high < 0) else ", which may be due to chance"
-    return f"{outcome.name}: the disturbed score {verb} {change_words(shift)}{doubt}."
+    return f"{name}: the disturbed score {verb} {change_words(shift)}{doubt}."
 
 
 def change_words(shift: Shift) -> str:
@@ -307,10 +298,13 @@ def change_words(shift: Shift) -> str:
     return f"by {points(abs(shift.difference), digits)}, from {before} to {after}{_between(shift.combined, digits)}"
 
 
-def tables(result: Retrained) -> list[Table]:
-    """Before and after, by perturbation; then the frontier and the rounds."""
+def tables(result: Retrained, *, is_whole: bool) -> list[Table]:
+    """Before and after, the frontier, and the rounds; unless `is_whole`, one table for all that was trained on."""
+    by_perturbation = [outcome_table(outcome) for outcome in result.outcomes]
+    if result.n_trained > 1:
+        by_perturbation = [suite_table(result), *by_perturbation[0 if is_whole else result.n_trained :]]
     rounds = [round_table(result)] if len(result.stages) > 1 or result.stop else []
-    return [*(outcome_table(outcome) for outcome in result.outcomes), frontier_table(result), *rounds]
+    return [*by_perturbation, frontier_table(result), *rounds]
 
 
 def opening(result: Retrained) -> list[str]:
@@ -334,10 +328,11 @@ def closing(result: Retrained) -> list[str]:
     """What the numbers mean, and which model is returned."""
     stage, plan = result.stage, result.plan
     models, tests = counted(len(stage.models), "random seed"), counted(plan.draws, "uniform test")
+    over = "judge seeds and trainings" if len(stage.models) > 1 else "judge seeds alone, as there is one training"
     place = f" in round {stage.number}" if len(result.stages) > 1 else ""
     sentences = [
         f"After: the mean over {models}; the last column has least and most. Differences are paired by judge seed; "
-        f"their 95% intervals are over {_sources(len(stage.models))}; '{NO_INTERVAL}' means that all of them agree. "
+        f"their 95% intervals are over {over}; '{NO_INTERVAL}' means that all of them agree. "
         f"Disturbed: {tests} per seed, the same for every model. The campaigns before and after spend the same number "
         "of passes.",
         f"The returned model is that of random seed {stage.model.random_seed}{place}, epoch {stage.model.best}: the "
@@ -345,25 +340,34 @@ def closing(result: Retrained) -> list[str]:
     ]
     if len(result.stages) > 1:
         sentences.append("The round was chosen on the judge seeds, so its numbers are slightly too good.")
-    if unchanged := [str(model.random_seed) for model in stage.models if not model.best]:
+    if not stage.model.best:
         sentences.append(
-            f"With random {'seed' if len(unchanged) == 1 else 'seeds'} {', '.join(unchanged)}, no point of the "
-            "frontier was better than the original model on the seeds held out at this tolerance, so the model is "
-            "unchanged: use more seeds or a larger --tolerance."
+            "No point of the frontier was better than the original model on the seeds held out at this tolerance, so "
+            "the model is unchanged: use more seeds or a larger --tolerance."
         )
     return sentences
+
+
+def suite_table(result: Retrained) -> Table:
+    """The scores under all perturbations that were trained on, and mCE."""
+    outcomes, n_runs = result.outcomes[: result.n_trained], len(result.stage.models)
+    shifts = {"clean": outcomes[0].change.clean}
+    shifts |= {outcome.name: outcome.change.disturbed for outcome in outcomes}
+    shifts[f"mean of {len(outcomes)} perturbations"] = mean_score(outcomes)
+    if result.mce is not None:
+        shifts["mCE, relative to the original"] = result.mce
+    rows = [_row(name, shift, 1, n_runs) for name, shift in shifts.items()]
+    return Table("Scores", OUTCOME_COLUMNS, rows, [], ("random seeds",))
 
 
 def outcome_table(outcome: RetrainingOutcome) -> Table:
     """All measurements under one perturbation, before and after."""
     change, n_runs = outcome.change, len(outcome.after)
-    rows = [_row("clean score", change.clean, 1, n_runs), _row("disturbed score", change.disturbed, 1, n_runs)]
-    for name, shift in (("clean error", change.clean_error), ("disturbed error", change.disturbed_error)):
-        rows += [_row(f"{name}, absolute", shift, None, n_runs)] if shift is not None else []
-    rows += [_row("withstood a campaign", change.held, 1, n_runs)] if change.held is not None else []
-    for name, shift in (("distinct faults found", change.distinct_faults), ("failing seeds", change.failing_seeds)):
-        rows += [_row(name, shift, 0, n_runs)] if shift is not None else []
-    rows += [_row("smallest breaking strength", change.strength, None, n_runs)] if change.strength is not None else []
+    rows = [
+        _row(label, shift, digits, n_runs)
+        for name, label, digits in MEASUREMENTS
+        if (shift := getattr(change, name)) is not None
+    ]
     if change.mended is not None:
         mean, least, most = change.mended
         spread = _spread(percent(least), percent(most), n_runs)
@@ -375,43 +379,39 @@ def frontier_table(result: Retrained) -> Table:
     """Clean and disturbed score over the share of the way to the trained weights, a mean over random seeds."""
     stage = result.stage
     first, cases = stage.frontier[0], tuple(stage.frontier[0].by_perturbation)
-    columns = ("share of the way", "clean", "estimated loss", *cases, "gain", "")
+    cases = cases if len(cases) <= MAX_CASES else ()
+    columns = ("share of the way", "clean", "expected loss", *(cases or ("disturbed",)), "gain", "")
     rows = []
-    for k, point in enumerate(stage.frontier):
-        scores = [percent(point.by_perturbation[name]) for name in cases]
+    for share in sorted({stage.model.share, *(point.share for point in stage.frontier)}):
+        point = point_at(stage.frontier, share)
+        scores = [percent(point.by_perturbation[name]) for name in cases] or [percent(point.disturbed)]
         lost, gained = (
-            NONE if not k else format_number(100 * change, 2, signed=True)
+            NONE if not share else format_number(100 * change, 2, signed=True)
             for change in (point.lost, point.disturbed - first.disturbed)
         )
-        mark = "chosen" if k == stage.model.chosen else "next" if k == stage.next else ""
-        rows.append((percent(point.share, 0), percent(point.clean), lost, *scores, gained, mark))
+        mark = "chosen" if share == stage.model.share else "next" if point == stage.next else ""
+        rows.append((percent(share, 0), percent(point.clean), lost, *scores, gained, mark))
     return Table("The frontier, on seeds held out of training", columns, rows, [frontier_note(result)])
 
 
 def frontier_note(result: Retrained) -> str:
     """Why a point of the frontier was chosen, and what the next one would give and cost."""
     stage, recipe = result.stage, result.recipe
-    point = stage.frontier[stage.model.chosen]
+    point = stage.point
     chosen = f"{percent(point.share, 0)} of the way from the old weights to the trained ones"
     if recipe.share is not None:
         reason = f"The weights are {chosen}, as requested with --share."
     else:
         reason = (
-            f"The weights are {chosen}: the highest disturbed score at which the clean score falls by at most "
-            f"{points(recipe.tolerance, 2)} (--tolerance), as estimated on the searched seeds held out of training. "
-            "With few of them, the estimate is rough."
+            f"The weights are {chosen}: the highest disturbed score at which the clean score is expected to fall by at "
+            f"most {points(recipe.tolerance, 2)} (--tolerance). The searched seeds held out of training show "
+            f"this with a standard error of {points(point.lost_error, 2)}."
         )
-        searched, everywhere = (fall for fall, _, _ in point.falls)
-        if searched <= recipe.tolerance < everywhere:
-            reason += (
-                f" On all seeds held out it falls by {points(everywhere, 2)}: those that were not searched do not "
-                "count, because a model may know them by heart."
-            )
     if stage.next is None:
-        if stage.model.chosen == len(stage.frontier) - 1 and is_still_rising(stage.frontier):
+        if point.share == 1 and is_still_rising(stage.frontier):
             return f"{reason} The disturbed score still rises there: more training (--batches, --epochs) may gain more."
         return f"{reason} No further point gains more."
-    further = stage.frontier[stage.next]
+    further = stage.next
     gain, cost = further.disturbed - point.disturbed, further.lost - point.lost
     price = "at no further clean loss" if cost <= 0 else f"and cost {points(cost, 2)} of clean score"
     return f"{reason} The next point, {percent(further.share, 0)}, would give {points(gain, 2)} more {price}."
@@ -421,10 +421,12 @@ def round_table(result: Retrained) -> Table:
     """How the fault rate fell from round to round."""
     original = result.stages[0].outcomes[0].before
     columns = ("round", "faults so far", "fault rate", "clean score", "distinct faults", "next campaign")
-    distinct = NONE if original.found is None else format_count(original.found.distinct_faults)
-    rate, clean = percent(1 - original.disturbed_score, 2), percent(original.clean_score)
-    rows: list[tuple[str, ...]] = [("original", NONE, rate, clean, distinct, NONE)]
-    rows += [_round_row(stage) for stage in result.stages]
+    rows: list[tuple[str, ...]] = [("original", NONE, *_measured(original), NONE)]
+    for stage in result.stages:
+        found = NONE if stage.campaign is None else f"{stage.campaign['distinct_faults']:,}"
+        rows.append(
+            (str(stage.number), f"{stage.n_faults:,}", *_measured(stage.outcomes[0].after[stage.chosen]), found)
+        )
     notes = [
         "Fault rate: the share of uniform tests of judge seeds that the model with which the next round starts answers "
         "incorrectly. Distinct faults: those of a campaign on judge seeds. Next campaign: distinct faults on search "
@@ -434,16 +436,10 @@ def round_table(result: Retrained) -> Table:
     return Table("Rounds", columns, rows, notes, ("clean score",))
 
 
-def _round_row(stage: Stage) -> tuple[str, ...]:
-    after = stage.outcomes[0].after[stage.chosen]
-    return (
-        str(stage.number),
-        f"{stage.n_faults:,}",
-        percent(stage.fault_rate, 2),
-        percent(after.clean_score),
-        NONE if after.found is None else format_count(after.found.distinct_faults),
-        NONE if stage.campaign is None else f"{stage.campaign['distinct_faults']:,}",
-    )
+def _measured(reading: Reading) -> tuple[str, str, str]:
+    """The fault rate, the clean score and the distinct faults of a reading."""
+    distinct = NONE if reading.distinct is None else format_count(reading.distinct.sum())
+    return percent(1 - reading.disturbed_score, 2), percent(reading.clean_score), distinct
 
 
 def markdown(result: Retrained) -> str:
@@ -453,8 +449,8 @@ def markdown(result: Retrained) -> str:
     if result.has_failed:
         sentences[0] = f"**{sentences[0]}**"
     verdict_list = "\n".join(f"- {sentence}" for sentence in sentences)
-    parts = [f"## {heading}", *lines, verdict_list, *(table.markdown() for table in tables(result)), *closing(result)]
-    return "\n\n".join(parts)
+    shown = [table.markdown() for table in tables(result, is_whole=True)]
+    return "\n\n".join([f"## {heading}", *lines, verdict_list, *shown, *closing(result)])
 
 
 def show(result: Retrained, console: Console) -> None:
@@ -462,7 +458,7 @@ def show(result: Retrained, console: Console) -> None:
     for line in opening(result):
         console.print(printable(line), highlight=False, markup=False)
     console.print()
-    for table in tables(result):
+    for table in tables(result, is_whole=False):
         table.show(console)
         console.print()
     for line in closing(result):
@@ -497,15 +493,81 @@ def _spread(least: str, most: str, n: int) -> str:
     return NONE if n < 2 else least if least == most else f"{least} to {most}"
 
 
-def _sources(n_runs: int) -> str:
-    """What the intervals account for."""
-    if n_runs > 1:
-        return "judge seeds and trainings"
-    return "judge seeds alone, because one training does not show how much trainings vary"
-
-
 def _between(estimate: Estimate | None, digits: int = 1) -> str:
     if estimate is None:
         return ""
     low, high = (format_number(100 * end, digits, signed=True) for end in (estimate.low, estimate.high))
     return f" (95%: {low} to {high} points)"
+
+
+BEFORE, AFTER, CLEAN = "#D55E00", "#0072B2", "#009E73"
+"""Colours of the palette of Okabe and Ito, which colour-blind readers can tell apart."""
+GREY = "#bbbbbb"
+DPI = 130
+LONGEST = 20
+"""The number of letters of a name that fit."""
+
+
+def draw(result: Retrained) -> bytes:
+    """The figure as PNG."""
+    rows = [(outcome.name[:LONGEST], outcome.change.disturbed) for outcome in reversed(result.outcomes)]
+    rows.append(("clean", result.outcomes[0].change.clean))
+    height, width = max(3.4, 1.8 + 0.55 * len(rows)), 10.0
+    figure = blank_figure(width, height)
+    seeds = counted(result.seeds["judge"], "judge seed")
+    title = f"Before and after retraining on {inputs_of(result)}, on {seeds}"
+    figure.suptitle(title, x=0.15 / width, y=1 - 0.1 / height, ha="left", va="top", fontsize=11, color=INK)
+    for left, wide, draw_panel in ((1.7, 3.8, _draw_scores), (6.9, 2.9, _draw_frontier)):
+        axes = figure.add_axes((left / width, 0.65 / height, wide / width, 1 - 1.35 / height))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.tick_params(colors=QUIET, labelsize=8)
+        draw_panel(axes, result, rows)
+    content = BytesIO()
+    figure.savefig(content, dpi=DPI, format="png")
+    return content.getvalue()
+
+
+def _draw_scores(axes: Any, result: Retrained, rows: list[tuple[str, Shift]]) -> None:
+    """Scores before and after, with the interval of the difference."""
+    for y, (_, shift) in enumerate(rows):
+        before, after, over = 100 * shift.before, 100 * shift.after, shift.combined
+        axes.plot([before, after], [y, y], color=QUIET, linewidth=1.0, linestyle=":")
+        if over is not None:
+            ends = [min(max(before + 100 * end, 0.0), 100.0) for end in (over.low, over.high)]
+            axes.plot(ends, [y, y], color=AFTER, linewidth=1.6)
+        names = (None, None) if y else ("before", "after")
+        axes.plot(
+            before, y, "o", color=BEFORE, markerfacecolor="white", markersize=9, label=names[0]
+        )  # a ring if equal
+        axes.plot(after, y, "o", color=AFTER, markersize=6, label=names[1])
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows], color=INK, fontsize=8)
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("score in %, with the 95% interval of the difference", color=INK, fontsize=8.5)
+    axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
+
+
+def _draw_frontier(axes: Any, result: Retrained, rows: list[tuple[str, Shift]]) -> None:
+    """Gained disturbed score over lost clean score on the seeds held out: the mean, and each random seed in grey."""
+    stage, first = result.stage, result.stage.frontier[0].disturbed
+    for frontier in (*(model.frontier for model in stage.models), stage.frontier):
+        lost = [100 * point.lost for point in frontier]
+        gained = [100 * (point.disturbed - frontier[0].disturbed) for point in frontier]
+        is_mean = frontier is stage.frontier
+        style = {"color": AFTER, "marker": "o", "zorder": 3} if is_mean else {"color": GREY, "linewidth": 0.8}
+        axes.plot(lost, gained, markersize=4, **style)
+    place = 100 * stage.point.lost, 100 * (stage.point.disturbed - first)
+    axes.plot(*place, "o", color=CLEAN, markersize=10, zorder=4)
+    is_end = stage.point.share == 1  # the curve leads up to it, and otherwise goes on to the right
+    where = {"xytext": (0, 8), "ha": "center"} if is_end else {"xytext": (7, -3), "ha": "left", "va": "top"}
+    style = {"textcoords": "offset points", "fontsize": 8, "color": INK, "zorder": 5, **where}
+    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}  # legible where it lies on a line
+    axes.annotate(f"{percent(stage.point.share, 0)} of the way", place, bbox=box, **style)
+    has_limit = result.recipe.share is None and result.recipe.tolerance < 1
+    if has_limit:
+        axes.axvline(100 * result.recipe.tolerance, color=QUIET, linewidth=0.8, linestyle=":")
+    axes.margins(x=0.3, y=0.1)
+    axes.set_xlabel(f"clean score lost, points{' (dotted: tolerance)' * has_limit}", color=INK, fontsize=8.5)
+    axes.set_ylabel("disturbed score gained, points", color=INK, fontsize=8.5)

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from themis.campaign.series import refuse_changes
 from themis.data.groups import Ints, read_groups
 from themis.data.seeds import Seeds, list_seeds, read_seeds
-from themis.errors import DataError, ModelError, UsageError
+from themis.errors import DataError, UsageError
 from themis.oracle import Oracle, choose_oracle
 from themis.perturb import Perturbation
-from themis.retraining.copies import check_trainable
 from themis.retraining.material import rows_of
+from themis.retraining.weights import check_trainable
 from themis.runs.faults import Faults
-from themis.runs.parts import Parts, read_parts
+from themis.runs.parts import PARTS, Parts, read_parts
 from themis.runs.replay import Replayer, live_handle
 from themis.runs.run import Run
 from themis.runs.source import Origin
 from themis.runs.store.reader import Reader
 from themis.runs.trust import Trusted
 from themis.settings import Settings
+from themis.suites.folder import is_suite
+from themis.suites.result import SuiteRun
 from themis.target.blackbox import as_target
 from themis.target.fingerprint import hash_seeds
 from themis.target.ledger import Ledger, ledger_of
@@ -95,16 +98,26 @@ class Given:
     """Whether code that a folder names may run although it was not made on this machine by this user."""
 
 
+def list_runs(runs: Sequence[Any]) -> list[Any]:
+    """The runs, with the folders of its members in place of that of a suite."""
+    found: list[Any] = []
+    for run in runs:
+        is_folder = isinstance(run, str | Path) and is_suite(run)
+        suite = SuiteRun(run) if is_folder else run if isinstance(run, SuiteRun) else None
+        found += [run] if suite is None else [str(suite.folder(name)) for name in suite.members]
+    return found
+
+
 @contextmanager
 def open_source(run: Run | str | Path, given: Given) -> Iterator[Source]:
     """The model, faults and parts of a run; a run folder knows how to make the target and the data again."""
     if isinstance(run, Run):
-        yield _with_train(_from_memory(run, given), given.train)
+        yield _from_memory(run, given)
         return
     if not isinstance(run, str | Path):
         raise UsageError(f"run must be a finished Run or the folder of one, got {type(run).__name__}")
     with closing(Reader(run)) as reader:
-        yield _with_train(_from_folder(reader, given), given.train)
+        yield _from_folder(reader, given)
 
 
 @contextmanager
@@ -125,77 +138,40 @@ def open_sources(runs: Sequence[Run | str | Path], given: Given) -> Iterator[Sou
 
 
 def _check_alike(first: Source, other: Source) -> None:
-    """Raise unless two runs tested the same model on the same parts of the same data."""
-    if first.target.fingerprint() != other.target.fingerprint():
-        raise UsageError(
-            f"runs must have tested the same model to be retrained on together, but {first.name} and {other.name} have "
-            "different weights: give runs of one model"
-        )
-    if first.oracle.spec() != other.oracle.spec():
-        raise UsageError(
-            f"runs must have the same oracle to be retrained on together, but {first.name} has {first.oracle.spec()!r} "
-            f"and {other.name} {other.oracle.spec()!r}: give runs with one oracle"
-        )
-    for part in ("search", "train", "judge"):
-        if hash_seeds(getattr(first.parts, part)) != hash_seeds(getattr(other.parts, part)):
+    """Raise unless two runs tested the same model, with the same oracle, on the same parts of the same data."""
+
+    def identity(source: Source) -> dict[str, str]:
+        parts = {f"{name} seeds": hash_seeds(getattr(source.parts, name)) for name in PARTS}
+        return {"model": source.target.fingerprint(), "oracle": source.oracle.spec(), **parts}
+
+    others = identity(other)
+    for what, value in identity(first).items():
+        if value != others[what]:
             raise UsageError(
-                f"runs must have split the same data in the same way to be retrained on together, but the {part} seeds "
-                f"of {first.name} and {other.name} differ: run them with the same data, --split, --split-seed and "
+                f"runs must have the same {what} to be retrained on together, but those of {first.name} and "
+                f"{other.name} differ: give runs of one model with the same oracle, data, --split, --split-seed and "
                 "--split-by"
             )
 
 
-def _with_train(source: Source, train: Any) -> Source:
-    """The same source with other clean data to train on."""
-    if train is None:
-        return source
-    seeds = read_seeds(train)
-    _check_like(seeds, source.parts.search, "train")
-    is_judge = Ledger.of(source.parts.judge).knows(seeds)
-    if is_judge.any():
-        raise DataError(
-            f"train must share no seed with the judge seeds, but {int(is_judge.sum()):,} are among them "
-            f"({list_seeds(seeds, is_judge)}): leave them out"
-        )
-    return replace(source, parts=replace(source.parts, train=seeds), groups=_groups_with_train(source, seeds))
-
-
-def _groups_with_train(source: Source, train: Seeds) -> tuple[Ints, Ints] | None:
-    """The groups of the search part and of other data, which have other numbers; a file names only those of the run."""
-    if source.groups is None or source.settings.split_by is None:
-        return None
-    groups, first = source.settings.split_by, int(source.groups[0].max()) + 1
-    return source.groups[0], first + (read_groups(groups, train) if groups.isdigit() else np.arange(len(train)))
-
-
 def _from_memory(run: Run, given: Given) -> Source:
     calculator = live_handle(run).calculator
-    settings, last = run.start.settings, run.rounds[-1]
-    trainable = _trainable(
-        calculator.target if given.target is None else as_target(given.target), calculator.clean.oracle
-    )
-    if settings.split is None:
-        seeds = calculator.seeds
-    elif given.data is None:
+    settings = run.start.settings
+    if settings.split is not None and given.data is None:
         raise UsageError(
             "data must be passed, because a run in memory keeps only the seeds that it searched: pass the complete data"
         )
-    else:
-        seeds = read_seeds(given.data, settings.max_seeds)
-    tested = {"model_sha256": trainable.fingerprint(), "faults": len(run.faults), "tests": last.tests}
-    parts = _parts(run, settings, seeds, given.judge)
-    return Source(
-        target=trainable,
-        parts=parts,
+    return _source(
+        run,
+        given,
+        target=calculator.target if given.target is None else as_target(given.target),
+        oracle=calculator.clean.oracle,
+        seeds=calculator.seeds if settings.split is None else read_seeds(given.data, settings.max_seeds),
         perturbation=calculator.perturbation,
-        faults=run.faults,
         settings=settings,
-        passes=last.passes,
+        spent=asdict(run.rounds[-1]),
+        faults=run.faults,
         origin=given.origin,
-        ledger=ledger_of(trainable, None if given.origin is None else given.origin.weights_path()),
-        data=seeds,
-        about={"run": None, **_about(settings, calculator.perturbation), **tested},
-        groups=_groups(settings, seeds, parts),
     )
 
 
@@ -208,83 +184,97 @@ def _from_folder(run: Reader, given: Given) -> Source:
         )
     target = None if given.target is None else as_target(given.target)
     replayer = Replayer(run, target, given.data, given.perturbation, given.origin, trust=given.trust)
-    trainable = _trainable(replayer.target, replayer.oracle)
-    then, now = run.record["environment"]["model_sha256"], replayer.target.fingerprint()
-    if then != now:
-        raise ModelError(
-            f"the model must be the same as in the run, but its hash is {now[:12]}... and was {then[:12]}...: load the "
-            "same weights"
-        )
-    settings = Settings.recorded(run.record["settings"])
-    _check_searched(run, replayer.seeds)
+    check_trainable(replayer.target)
+    now = {"model_sha256": replayer.target.fingerprint(), "data_sha256": hash_seeds(replayer.seeds)}
+    refuse_changes(now, run.record["environment"], "run")
     replayer.check_same_tests()
-    tested = {"model_sha256": now, "faults": run.count(), "tests": summary["tests"]}
-    parts = _parts(run, settings, replayer.all_seeds, given.judge)
-    return Source(
-        target=trainable,
-        parts=parts,
+    return _source(
+        run,
+        given,
+        target=replayer.target,
+        oracle=replayer.oracle,
+        seeds=replayer.all_seeds,
         perturbation=replayer.perturbation,
+        settings=Settings(**run.record["settings"]),
+        spent=summary,
         faults=run.faults(handle=replayer),
-        settings=settings,
-        passes=summary["passes"],
         origin=replayer.origin,
-        ledger=ledger_of(trainable, None if replayer.origin is None else replayer.origin.weights_path()),
-        data=replayer.all_seeds,
-        about={"run": str(run.path.resolve()), **_about(settings, replayer.perturbation), **tested},
-        groups=_groups(settings, replayer.all_seeds, parts),
-        folder=run,
     )
 
 
-def _check_searched(run: Reader, seeds: Seeds) -> None:
-    """Raise if the data has other inputs under the same seed ids: stored inputs of the run belong to its own seeds."""
-    then, now = run.record["environment"]["data_sha256"], hash_seeds(seeds)
-    if then != now:
-        raise DataError(
-            f"the data must be the same as in the run, but its hash is {now[:12]}... and was {then[:12]}...: pass the "
-            "same data"
-        )
+def _source(
+    run: Run | Reader, given: Given, *, target: AnyTarget, oracle: Oracle, seeds: Seeds, spent: Any, **known: Any
+) -> Source:
+    """A source from what a run in memory and a run folder have in common.
+
+    spent: has the passes and tests of the run. known: further fields of the source.
+    """
+    check_trainable(target)
+    assert isinstance(target, Target)
+    settings: Settings = known["settings"]
+    perturbation: Perturbation = known["perturbation"]
+    origin: Origin | None = known["origin"]
+    folder = run if isinstance(run, Reader) else None
+    parts, groups = _parts(run, settings, seeds, given), None
+    if (split_by := settings.split_by) is not None:
+        numbers = read_groups(split_by, seeds)
+        search = numbers[rows_of(parts.search.seed_id.numpy(), seeds)]
+        if given.train is None:
+            train = numbers[rows_of(parts.train.seed_id.numpy(), seeds)]
+        else:  # other data belong to other groups; a file names only those of the run
+            own = read_groups(split_by, parts.train) if split_by.isdigit() else np.arange(len(parts.train))
+            train = int(search.max()) + 1 + own
+        groups = search, train
+    about = {
+        "run": None if folder is None else str(folder.path.resolve()),
+        "perturbation": perturbation.name,
+        "theta": [[theta.name, theta.low, theta.high] for theta in perturbation.theta],
+        "split": None if settings.split is None else list(settings.split),
+        **({} if settings.split_by is None else {"split_by": settings.split_by}),
+        "campaign_seed": settings.random_seed,
+        "model_sha256": target.fingerprint(),
+        "faults": len(known["faults"]),
+        "tests": spent["tests"],
+    }
+    return Source(
+        target=replace(target, oracle=oracle),
+        parts=parts,
+        passes=spent["passes"],
+        ledger=ledger_of(target, None if origin is None else origin.weights_path()),
+        data=seeds,
+        about=about,
+        groups=groups,
+        folder=folder,
+        **known,
+    )
 
 
-def _parts(run: Run | Reader, settings: Settings, seeds: Seeds, judge: Any) -> Parts:
-    """The parts of the run; if it was not split, all its seeds to learn from and other data to judge by."""
-    if seeds.others is not None:
-        raise UsageError("retraining needs one input per example, but the data has several: retrain the model yourself")
-    if judge is None:
-        return read_parts(run, seeds)
-    if settings.split is not None:
+def _parts(run: Run | Reader, settings: Settings, seeds: Seeds, given: Given) -> Parts:
+    """The parts of the run, or other data in their place; if it was not split, all its seeds are to learn from."""
+    if given.judge is None:
+        parts = read_parts(run, seeds)
+    elif settings.split is None:
+        parts = Parts(seeds, seeds, _read_like(given.judge, seeds, "judge"))
+        Ledger.of(seeds).refuse(parts.judge, "judge")
+    else:
         raise UsageError("judge must be left out: the run was split before its campaign and has its own judge part")
-    judge_seeds = judge if isinstance(judge, Seeds) else read_seeds(judge)
-    _check_like(judge_seeds, seeds, "judge")
-    Ledger.of(seeds).refuse(judge_seeds, "judge")
-    return Parts(seeds, seeds, judge_seeds)
+    if given.train is None:
+        return parts
+    train = _read_like(given.train, seeds, "train")
+    is_judge = Ledger.of(parts.judge).knows(train)
+    if is_judge.any():
+        raise DataError(
+            f"train must share no seed with the judge seeds, but {int(is_judge.sum()):,} are among them "
+            f"({list_seeds(train, is_judge)}): leave them out"
+        )
+    return replace(parts, train=train)
 
 
-def _groups(settings: Settings, seeds: Seeds, parts: Parts) -> tuple[Ints, Ints] | None:
-    """What the search and the train seeds of a run belong to."""
-    if settings.split_by is None:
-        return None
-    groups = read_groups(settings.split_by, seeds)
-    return groups[rows_of(parts.search.seed_id.numpy(), seeds)], groups[rows_of(parts.train.seed_id.numpy(), seeds)]
-
-
-def _check_like(seeds: Seeds, known: Seeds, name: str) -> None:
+def _read_like(data: Any, known: Seeds, name: str) -> Seeds:
+    seeds = data if isinstance(data, Seeds) else read_seeds(data)
     if seeds.shape[1:] != known.shape[1:]:
         raise DataError(
             f"{name} must hold inputs like the run's, {list(known.shape[1:])}, got {list(seeds.shape[1:])}: pass other "
             "data"
         )
-
-
-def _trainable(target: AnyTarget, oracle: Oracle) -> Target:
-    check_trainable(target)
-    assert isinstance(target, Target)
-    return replace(target, oracle=oracle)
-
-
-def _about(settings: Settings, perturbation: Perturbation) -> dict[str, Any]:
-    theta = [[theta.name, theta.low, theta.high] for theta in perturbation.theta]
-    split = None if settings.split is None else list(settings.split)
-    groups = {} if settings.split_by is None else {"split_by": settings.split_by}
-    campaign = {"split": split, **groups, "campaign_seed": settings.random_seed}
-    return {"perturbation": perturbation.name, "theta": theta, **campaign}
+    return seeds

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
 from time import perf_counter
 from typing import Any
 
@@ -16,29 +15,39 @@ import torch
 from torch import Tensor, nn
 
 from themis.compute import rng
-from themis.data.groups import seed_hashes
 from themis.errors import ModelError, StoreError, first_line, warn
 from themis.measure.captured import CaptureError
-from themis.oracle import Changed, Oracle, Regression, Wrong
+from themis.oracle import Oracle
 from themis.perturb import Perturbation
 from themis.perturb.attack import in_steps
 from themis.perturb.perturbation import check_fits
-from themis.retraining.batches import (
-    Batches,
-    HeldOut,
-    HeldOutScore,
-    TrainingBatch,
-    hold_out,
+from themis.retraining.batches import Batches, TrainingBatch, hold_out
+from themis.retraining.captured_step import Step, can_capture, capture
+from themis.retraining.frontier import SHARES, CleanScore, FrontierPoint, HeldOut, choose_share, point_at
+from themis.retraining.grading import (
+    Loss,
+    choose_loss,
+    distances,
+    own_loss,
+    settled_oracle,
     show_classes,
     show_numbers,
 )
-from themis.retraining.captured_step import Step, can_capture, capture
-from themis.retraining.checkpoint import State, load, put_weights, save, take_weights, training_key
-from themis.retraining.copies import check_trainable, choose_parameters, trainable_copy
-from themis.retraining.frontier import SHARES, FrontierPoint, choose_point, measure_falls, with_losses
-from themis.retraining.grading import Loss, choose_loss, distances, settled_oracle
 from themis.retraining.material import Material
 from themis.retraining.recipe import Recipe
+from themis.retraining.weights import (
+    State,
+    Weights,
+    check_trainable,
+    choose_parameters,
+    interpolate,
+    load,
+    put_weights,
+    save,
+    take_weights,
+    trainable_copy,
+    training_key,
+)
 from themis.runs.store.tensors import write_weights
 from themis.target.ledger import Ledger, ledger_of, remember
 from themis.target.target import Target
@@ -73,26 +82,57 @@ class Epoch:
         """The criterion of the best epoch: the mean of the clean and the disturbed score."""
         return (self.clean + self.disturbed) / 2
 
-    def is_better(self, other: Epoch) -> bool:
-        """Whether its score is higher, or the same with a lower loss."""
-        return (self.score, -self.loss) > (other.score, -other.loss)
-
 
 @dataclass(frozen=True)
-class Tuned:
-    """A trained model. `target` is the original target with a copy of its module that has the chosen weights."""
+class TrainedModel:
+    """A copy of a model that was trained with one random seed, at a point of the way to the trained weights."""
 
-    target: Target
-    history: tuple[Epoch, ...]
-    best: int
-    """Number of the epoch that its weights are on the way to; 0 if they are those of the original model."""
-    frontier: tuple[FrontierPoint, ...]
-    chosen: int
-    """The index of the point of the frontier that the weights are at; 0 for those of the original model."""
-    ledger: Ledger
+    random_seed: int
+    target: Target = field(repr=False)
+    """The original target with a copy of its module."""
+    ledger: Ledger = field(repr=False)
     """All seeds that were used, including those held out."""
-    ends: tuple[dict[str, Tensor], dict[str, Tensor]] = field(repr=False)
+    history: tuple[Epoch, ...] = field(repr=False)
+    best_epoch: int
+    frontier: tuple[FrontierPoint, ...] = field(repr=False)
+    """Shares of the way to the weights of the best epoch, measured on the seeds that training held out."""
+    share: float
+    """The share of the way that the weights are at; 0 for those of the original model."""
+    ends: tuple[Weights, Weights] = field(repr=False)
     """The weights at both ends of the frontier."""
+    weights: Path | None = None
+
+    @property
+    def best(self) -> int:
+        """The epoch that the weights are on the way to; 0 if they are those of the original model."""
+        return self.best_epoch if self.share else 0
+
+    @property
+    def point(self) -> FrontierPoint:
+        """The point of the frontier that the weights are at."""
+        return point_at(self.frontier, self.share)
+
+    @property
+    def held_out(self) -> float:
+        """The score on the seeds that training held out, clean and disturbed in equal parts."""
+        return (self.point.clean + self.point.disturbed) / 2
+
+    def at(self, share: float) -> TrainedModel:
+        """The model with its weights moved to a share of the way, which changes the target's module."""
+        put_weights(self.target.module, interpolate(*self.ends, share))
+        return replace(self, share=share)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "random_seed": self.random_seed,
+            "best_epoch": self.best,
+            "share": self.share,
+            "frontier": [asdict(point) for point in self.frontier],
+            "held_out": self.held_out,
+            "epochs": [asdict(epoch) for epoch in self.history],
+            "weights": None if self.weights is None else str(self.weights),
+        }
 
 
 def tune(
@@ -104,7 +144,7 @@ def tune(
     folder: Path | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
     fresh_from: Perturbation | None = None,
-) -> Tuned:
+) -> TrainedModel:
     """Train a copy of the target's model, whose oracle defines the task; the original is not changed.
 
     perturbation: disturbs fresh inputs and held-out seeds; several have names. folder: for a checkpoint after each
@@ -113,71 +153,65 @@ def tune(
     """
     report = on_epoch or (lambda epoch: None)
     check_trainable(target)
-    if isinstance(perturbation, Perturbation):
-        perturbation = {perturbation.name: perturbation}
+    cases = {perturbation.name: perturbation} if isinstance(perturbation, Perturbation) else perturbation
     shape = tuple(material.pool.shape[1:])
-    for case in perturbation.values():
+    for case in cases.values():
         check_fits(case, shape)
-    perturbations = {name: case.fitted(shape) for name, case in perturbation.items()}
-    pool_hashes, clean_hashes = seed_hashes(material.pool), seed_hashes(material.clean)
-    split = hold_out(material, (pool_hashes, clean_hashes), recipe, material.groups)
-    used = Ledger(np.union1d(pool_hashes, clean_hashes)).merge(Ledger.of(material.disturbed))
-    ledger = used.merge(ledger_of(target))
+    cases = {name: case.fitted(shape) for name, case in cases.items()}
+    split = hold_out(material, recipe)
+    ledger = Ledger(np.concatenate(material.hashes)).merge(Ledger.of(material.disturbed)).merge(ledger_of(target))
     oracle = settled_oracle(target, material.pool)
-    shares = LOWER_RATES if recipe.learning_rate is None else ()
+    can_fall = recipe.learning_rate is None  # a rate that the user chose stays
     recipe = recipe.for_task(show_classes(oracle, material.pool), show_numbers(oracle, material.pool))
-    rate = _rate(recipe)
-    lower_rates = [rate * share for share in shares]
-    key = training_key(target, material, perturbations, recipe, oracle, ledger)
-    loss = choose_loss(oracle, material.loss)
+    key = training_key(target, material, cases, recipe, oracle, ledger)
+    loss = choose_loss(oracle, material.loss, target.module)
     with trainable_copy(target) as trained, target.opened():
         parameters = choose_parameters(trained.module, recipe.layers)
-        held_out = HeldOut(trained, material, split, perturbations, oracle, loss, recipe)
-        sources = list(perturbations.values()) if fresh_from is None else [fresh_from]
-        sources = [in_steps(source, recipe.attack_steps) for source in sources]
+        for parameter in trained.module.parameters():
+            parameter.requires_grad_(any(parameter is chosen for chosen in parameters))
+        held_out = HeldOut(trained, material, split, cases, oracle, loss, recipe)
+        sources = [in_steps(each, recipe.attack_steps) for each in ([fresh_from] if fresh_from else cases.values())]
 
-        def begin(rate: float) -> _Training:
+        def begin(rate: float, state: State | None = None) -> _Training:
             own = replace(recipe, learning_rate=rate)
             batches = Batches(target, trained, material, split, sources, oracle, own)
-            return _Training(trained, parameters, batches, held_out, own, loss)
+            training = _Training(trained, parameters, batches, held_out, own, loss)
+            training.start(state, folder)
+            return training
 
         state = None if folder is None else load(folder, key)
-        training = begin(rate if state is None else state.get("learning_rate", rate))
-        if state is not None:
-            try:
-                training.restore(state)
-            except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
-                raise StoreError(
-                    f"{folder} must hold the checkpoint of a training, but it is damaged ({first_line(error)}): remove "
-                    "it to start again"
-                ) from error
-        else:
-            training.measure_original()
+        training = begin(recipe.peak_rate if state is None else state.get("learning_rate", recipe.peak_rate), state)
         for epoch in training.history:
             report(epoch)
         while training.has_epochs_left:
             try:
                 training.step()
             except ModelError as error:
-                raise _failure(error, training, folder, ledger) from error
-            lower = training.find_lower(lower_rates)
-            if lower is not None:
-                report(training.history[-1])
-                training.move(0.0)
-                training = begin(lower)
-                training.measure_original()
-                continue
-            if folder is not None:
+                raise ModelError(f"{error}; {_keep_best(training, folder, ledger)}") from error
+            lower = training.find_lower([recipe.peak_rate * share for share in LOWER_RATES] if can_fall else [])
+            if lower is None and folder is not None:
                 save(folder, {"key": key, **training.state()})
             report(training.history[-1])
+            if lower is not None:
+                training.move(0.0)
+                training = begin(lower)
         if training.measure_frontier() and folder is not None:
             save(folder, {"key": key, **training.state()})
-        chosen = training.choose()
-        training.move(training.frontier[chosen].share)
+        share = recipe.share
+        if share is None:
+            share = choose_share(training.frontier, recipe.tolerance, recipe.confidence)
+        training.move(share)
         remember(trained.module, ledger)
-    best = training.best if chosen else 0
-    ends = (training.original, training.best_weights)
-    return Tuned(trained, tuple(training.history), best, tuple(training.frontier), chosen, ledger, ends)
+    return TrainedModel(
+        recipe.random_seed,
+        trained,
+        ledger,
+        tuple(training.history),
+        training.best,
+        tuple(training.frontier),
+        share,
+        (training.original, training.best_weights),
+    )
 
 
 class _Training:
@@ -190,7 +224,7 @@ class _Training:
         batches: Batches,
         held_out: HeldOut,
         recipe: Recipe,
-        loss: Loss,
+        loss: Loss | None,
     ) -> None:
         self.target, self.recipe, self.loss = target, recipe, loss
         self.batches, self.held_out = batches, held_out
@@ -202,8 +236,10 @@ class _Training:
         self._chosen_step: Step | None = None
         self.original = take_weights(target.module)
         self.history: list[Epoch] = []
-        self.before = HeldOutScore(0.0, 0.0, ())
+        self.before: CleanScore
+        """That of the original model, which is measured first."""
         self.frontier: list[FrontierPoint] = []
+        """The original model, the trained one, and after the last epoch the points between them."""
         self.best, self.best_weights = 0, self.original
 
     @property
@@ -211,27 +247,44 @@ class _Training:
         last, patience = len(self.history) - 1, self.recipe.patience
         return last < self.recipe.epochs and (not last or patience is None or last - self.best < patience)
 
-    def measure_original(self) -> None:
-        """Measure the original model as epoch 0."""
+    def start(self, state: State | None, folder: Path | None) -> None:
+        """Measure the original model as epoch 0, or resume from a state, which is in this folder."""
         start = perf_counter()
-        self.before = self.held_out.clean()
-        self.batches.favour(self.before.grades)
-        point = self._measure(0.0)
-        self.history.append(Epoch(0, point.clean, point.disturbed, point.loss, None, 0.0, perf_counter() - start))
+        if state is None:
+            self.before = self.held_out.clean()
+            self.frontier = [self.held_out.point(0.0, self.before, self.before)]
+            self._add_epoch(self.frontier[0], None, 0.0, start)
+        else:
+            try:
+                self._restore(state)
+            except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
+                raise StoreError(
+                    f"{folder} must hold the checkpoint of a training, but it is damaged ({first_line(error)}): remove "
+                    "it to start again"
+                ) from error
+        self.batches.favour(self.before.errors)
 
     def step(self) -> None:
         """Train for one epoch and measure the result."""
         start, number = perf_counter(), len(self.history)
         rate = self.recipe.rate((number - 1) * self.batches.n, self.recipe.epochs * self.batches.n)
-        with _torch_seed(int(rng.mix(self.recipe.random_seed, FOR_DROPOUT, number)), self.target.device):
+        device = self.target.device
+        with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):  # dropout draws from it
+            torch.manual_seed(int(rng.mix(self.recipe.random_seed, FOR_DROPOUT, number)))
             training_loss, mean = self._train(number)
-        with _temporarily(self.parameters, mean):
-            point = self._measure(1.0)
-            seconds = perf_counter() - start
-            epoch = Epoch(number, point.clean, point.disturbed, point.loss, training_loss, rate, seconds)
-            if number == 1 or epoch.is_better(self.history[self.best]):
-                self.best, self.best_weights = number, take_weights(self.target.module)
-        self.history.append(epoch)
+        trained = [parameter.data.clone() for parameter in self.parameters]
+        _set(self.parameters, mean)
+        point, best = self.held_out.point(1.0, self.held_out.clean(), self.before), self.history[self.best]
+        self._add_epoch(point, training_loss, rate, start)
+        epoch = self.history[-1]
+        if number == 1 or (epoch.score, -epoch.loss) > (best.score, -best.loss):
+            self.best, self.best_weights = number, take_weights(self.target.module)
+            self.frontier[1:] = [point]
+        _set(self.parameters, trained)
+
+    def _add_epoch(self, point: FrontierPoint, training_loss: float | None, rate: float, start: float) -> None:
+        scores = point.clean, point.disturbed, point.loss
+        self.history.append(Epoch(len(self.history), *scores, training_loss, rate, perf_counter() - start))
 
     def find_lower(self, rates: Sequence[float]) -> float | None:
         """The rate among `rates` to begin again with if the first epoch has broken the model; None to go on.
@@ -241,7 +294,7 @@ class _Training:
         before, *epochs = self.history
         if len(epochs) != 1 or before.clean - epochs[0].clean <= MAX_FIRST_FALL:
             return None
-        rate = _rate(self.recipe)
+        rate = self.recipe.peak_rate
         lower = max((other for other in rates if other < rate), default=None)
         remedy = "lower it" if lower is None else f"training begins again with {lower:g}"
         warn(
@@ -256,52 +309,41 @@ class _Training:
         missing = sorted(wanted - {point.share for point in self.frontier})
         for share in missing:
             self.move(share)
-            self.frontier.append(self._measure(share))
-        self.frontier = list(with_losses(sorted(self.frontier, key=lambda point: point.share)))
+            self.frontier.append(self.held_out.point(share, self.held_out.clean(), self.before))
+        self.frontier.sort(key=lambda point: point.share)
         return bool(missing)
-
-    def choose(self) -> int:
-        """The index of the point of the frontier that the recipe asks for."""
-        if self.recipe.share is None:
-            return choose_point(self.frontier, self.recipe.tolerance)
-        return [point.share for point in self.frontier].index(self.recipe.share)
 
     def move(self, share: float) -> None:
         """Set the weights to a share of the way from the original ones to those of the best epoch."""
         put_weights(self.target.module, interpolate(self.original, self.best_weights, share))
-
-    def _measure(self, share: float) -> FrontierPoint:
-        clean, disturbed = self.held_out.clean(), self.held_out.disturbed()
-        scores = {name: case.score for name, case in disturbed.items()}
-        loss = (clean.loss + fmean(case.loss for case in disturbed.values())) / 2
-        falls = measure_falls(self.before, clean)
-        return FrontierPoint(share, clean.score, fmean(scores.values()), scores, loss, falls)
 
     def _train(self, number: int) -> tuple[float, list[Tensor]]:
         """Train for one epoch; returns the mean loss, and the mean of each parameter over the steps."""
         n = self.batches.n
         for total in (self.total, *self.sums):
             total.zero_()
-        _training_mode(self.target.module, self.recipe.statistics == "update")
+        self.target.module.train()
+        for submodule in self.target.module.modules():
+            if isinstance(submodule, nn.modules.batchnorm._NormBase) and self.recipe.statistics == "keep":
+                submodule.eval()
         for k, batch in enumerate(self.batches.epoch(number)):
-            self._set_rate(self.recipe.rate((number - 1) * n + k, self.recipe.epochs * n))
-            self.batches.observe(self._choose_step(batch)(batch), batch.labels)
+            rate = self.recipe.rate((number - 1) * n + k, self.recipe.epochs * n)
+            for group in self.optimiser.param_groups:
+                if self.captures:
+                    group["lr"].fill_(rate)  # where the graph finds it
+                else:
+                    group["lr"] = rate
+            outputs = self._choose_step(batch)(batch)
+            if self.loss is not None:
+                self.batches.observe(outputs, batch.labels)
         self.target.module.eval()
         mean = float(self.total) / n
         if not math.isfinite(mean):
-            starts_low = self.recipe.schedule == "one-cycle"
             raise ModelError(
                 f"the loss must be finite, but it was not in epoch {number}: lower learning_rate, now "
-                f"{self.recipe.learning_rate}{'' if starts_low else ', or use schedule one-cycle, which starts low'}"
+                f"{self.recipe.learning_rate}"
             )
         return mean, [total / n for total in self.sums]
-
-    def _set_rate(self, rate: float) -> None:
-        for group in self.optimiser.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)  # where the graph finds it
-            else:
-                group["lr"] = rate
 
     def _choose_step(self, batch: TrainingBatch) -> Step:
         """The training step: as a CUDA graph if it can be captured, which is decided with the first batch."""
@@ -320,18 +362,23 @@ class _Training:
         answers = []
         self.optimiser.zero_grad()
         for first in range(0, n, size):
-            part = batch.rows(slice(first, first + size))
+            part = batch.part(slice(first, first + size))
             with torch.autocast(self.target.device.type, torch.bfloat16, recipe.autocast, cache_enabled=False):
-                outputs = self.target.forward(part.inputs)
-            outputs = outputs.float() if recipe.autocast else outputs
-            loss = mean_loss(self.loss, self.batches.oracle, outputs, part) * (len(part.inputs) / n)
+                if self.loss is None:
+                    loss = own_loss(self.target, part.inputs, part.labels)
+                else:
+                    outputs = self.batches.seeds.forward(self.target, part.inputs, part.rows)
+            if self.loss is not None:
+                outputs = outputs.float() if recipe.autocast else outputs
+                loss = mean_loss(self.loss, self.batches.oracle, outputs, part)
+                answers.append(outputs.detach())
+            loss = loss * (len(part.inputs) / n)
             loss.backward()  # type: ignore[no-untyped-call]
             self.total += loss.detach()
-            answers.append(outputs.detach())
         self.optimiser.step()
         with torch.no_grad():
             torch._foreach_add_(self.sums, [parameter.detach() for parameter in self.parameters])
-        return torch.cat(answers)
+        return torch.cat(answers) if answers else batch.labels
 
     def state(self) -> State:
         """The state from which a training resumes."""
@@ -347,14 +394,12 @@ class _Training:
             "frontier": [asdict(point) for point in self.frontier],
         }
 
-    def restore(self, state: State) -> None:
-        """Resume from a state."""
+    def _restore(self, state: State) -> None:
         put_weights(self.target.module, state["weights"])
         groups = self.optimiser.state_dict()["param_groups"]  # the stored ones may be those of another device
         self.optimiser.load_state_dict({**state["optimiser"], "param_groups": groups})
         self.history = [Epoch(**epoch) for epoch in state["history"]]
-        self.before = HeldOutScore(**state["before"])
-        self.batches.favour(self.before.grades)
+        self.before = CleanScore(**state["before"])
         self.best, self.best_weights = state["best"], state["best_weights"]
         self.batches.steering.restore(state["steering"])
         self.frontier = [FrontierPoint(**point) for point in state["frontier"]]
@@ -365,50 +410,20 @@ def mean_loss(loss: Loss, oracle: Oracle, outputs: Tensor, batch: TrainingBatch)
     each = loss(outputs, batch.labels)
     if not len(batch.answers):
         return each.mean()
-    assert isinstance(oracle, Changed | Wrong | Regression)  # otherwise answers do not count
     each = each if each.ndim < 2 else each.flatten(1).mean(1)
     distance = distances(oracle, outputs, batch.answers)
     return ((1 - batch.share) * each + batch.share * batch.factor * distance).mean()
 
 
-def interpolate(old: dict[str, Tensor], new: dict[str, Tensor], share: float) -> dict[str, Tensor]:
-    """Weights a share of the way from old to new ones; whole numbers, such as counts of batches, are the new ones."""
-    if share in (0, 1):
-        return old if share == 0 else new
-    return {
-        name: torch.lerp(old[name], tensor, share) if tensor.is_floating_point() else tensor
-        for name, tensor in new.items()
-    }
-
-
-@contextmanager
-def _temporarily(parameters: list[nn.Parameter], values: list[Tensor]) -> Iterator[None]:
-    """Set parameters to other values and restore them on exit."""
-    saved = [parameter.data for parameter in parameters]
-    for parameter, value in zip(parameters, values, strict=True):
-        parameter.data = value
-    try:
-        yield
-    finally:
-        for parameter, data in zip(parameters, saved, strict=True):
-            parameter.data = data
-
-
-def _training_mode(module: nn.Module, updates_statistics: bool) -> None:
-    module.train()
-    for submodule in module.modules():
-        if isinstance(submodule, nn.modules.batchnorm._NormBase) and not updates_statistics:
-            submodule.eval()
-
-
-def _rate(recipe: Recipe) -> float:
-    assert recipe.learning_rate is not None  # it is chosen by the task
-    return recipe.learning_rate
+def _set(parameters: list[nn.Parameter], values: list[Tensor]) -> None:
+    with torch.no_grad():
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.copy_(value)
 
 
 def _optimiser(recipe: Recipe, parameters: list[nn.Parameter], captures: bool) -> torch.optim.Optimizer:
     """The recipe's optimiser; if its step is to be captured, its rate is a tensor, and so is all of its state."""
-    rate: float | Tensor = _rate(recipe)
+    rate: float | Tensor = recipe.peak_rate
     options: dict[str, Any] = {"weight_decay": recipe.weight_decay}
     if captures:
         rate = torch.tensor(rate, dtype=torch.float32, device=parameters[0].device)
@@ -419,19 +434,11 @@ def _optimiser(recipe: Recipe, parameters: list[nn.Parameter], captures: bool) -
     return kind(parameters, rate, capturable=captures, **options)
 
 
-@contextmanager
-def _torch_seed(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's global generator, which dropout draws from, and restore it on exit."""
-    with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
-        torch.manual_seed(seed)
-        yield
-
-
-def _failure(error: ModelError, training: _Training, folder: Path | None, ledger: Ledger) -> ModelError:
-    """The error, extended by where the best weights are."""
+def _keep_best(training: _Training, folder: Path | None, ledger: Ledger) -> str:
+    """Write the best weights of a training that failed; says where they are."""
     if folder is None:
-        return ModelError(f"{error}; pass folder=... to keep the best weights found so far")
+        return "pass folder=... to keep the best weights found so far"
     put_weights(training.target.module, training.best_weights)
     folder.mkdir(parents=True, exist_ok=True)
     write_weights(folder / BEST_FILE, training.target.module, ledger, {"epoch": str(training.best)})
-    return ModelError(f"{error}; the best weights (epoch {training.best}) are in {folder / BEST_FILE}")
+    return f"the best weights (epoch {training.best}) are in {folder / BEST_FILE}"
