@@ -67,6 +67,7 @@ for run in sys.argv[1:]:
     command("run", "--config", run + "/config.yaml", "--print-config")
     if run in whole:
         command("report", run, "--out", run + ".html", "--force")
+        command("report", run, "--evidence", run + " evidence")
         command("faults", run, "--json")
         command("faults", run, "--distinct", "--sort", "distance")
         command("groups", run, "--json")
@@ -153,7 +154,7 @@ def plant_files(run, keep=()):
 
 STRUCTURE = ("name", "neurons", "settings", "stop_reason", "unit")
 """Names without which a folder cannot be opened, so that nothing further would be tried."""
-ORIGIN = ("model", "weights", "data", "train", "features", "oracle", "folder", "zoo", "device")
+ORIGIN = ("model", "weights", "data", "train", "features", "oracle", "folder", "zoo", "device", "against")
 
 
 def plant_all(run):

@@ -238,7 +238,7 @@ def test_help_imports_nothing_heavy():
 
 
 def raise_from(monkeypatch, error):
-    def execute(arguments, explicit_options):
+    def execute(arguments):
         raise error
 
     monkeypatch.setattr(run_command, "execute", execute)
@@ -287,7 +287,7 @@ def test_a_command_interrupted_at_the_start_exits_with_130(monkeypatch, capsys):
 
 
 def test_a_warning_from_themis_is_one_line(monkeypatch, capsys):
-    def execute(arguments, explicit_options):
+    def execute(arguments):
         cli.warnings.warn_explicit("something\nodd", RuntimeWarning, "campaign.py", 1, "themis.campaign.loop")
         cli.warnings.warn_explicit("old habits", DeprecationWarning, "other.py", 1, "other")
         return 0
@@ -297,23 +297,6 @@ def test_a_warning_from_themis_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr(run_command, "execute", execute)
     assert main(BASE) == 0
     assert capsys.readouterr().err == "themis run: something odd\n"
-
-
-def test_a_run_works_without_rich_or_yaml(here):
-    code = """
-import sys
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in "rich yaml matplotlib".split():
-            raise ImportError(name)
-sys.meta_path.insert(0, Missing())
-from themis.cli import main
-sys.exit(main())
-"""
-    done = subprocess.run([sys.executable, "-c", code, *BASE, "--out", "a"], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, f"themis run: imported mine from {here / 'mine.py'}\n")
-    assert "\nStopped because" in done.stdout
-    assert main(["run", "--config", "a/config.yaml", "--quiet", "--out", "b"]) == 0
 
 
 @pytest.mark.parametrize(

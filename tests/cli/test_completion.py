@@ -88,6 +88,6 @@ def test_completion_needs_shtab_but_not_torch(monkeypatch, capsys):
     assert done.stdout.splitlines()[-1] == "False"
     monkeypatch.setitem(sys.modules, "shtab", None)
     with pytest.raises(ImportError, match=r'pip install "themis-dl\[completion\]"'):
-        completion.execute(argparse.Namespace(shell="bash"), set())
+        completion.execute(argparse.Namespace(shell="bash"))
     assert main(["completion", "bash"]) == 3
     assert capsys.readouterr().err.startswith("themis completion: completion needs shtab")

@@ -115,8 +115,8 @@ def test_wrong_uses_are_rejected(home, tmp_path, capsys):
     assert refused(capsys, run)[0] == 2
     assert refused(capsys, run, tmp_path)[0] == 2
     code, line = refused(capsys, run, run, "--out", tmp_path / "d.html")
-    assert (code, "must end in one of .md, .png, .json" in line) == (2, True)
-    assert "create the folder first" in refused(capsys, run, run, "--out", tmp_path / "no/d.md")[1]
+    assert (code, "must end in .md, .png or .json" in line) == (2, True)
+    assert "create it first" in refused(capsys, run, run, "--out", tmp_path / "no/d.md")[1]
     assert "leave out --no-curve" in refused(capsys, run, run, "--no-curve", "--out", tmp_path / "d.png")[1]
     assert refused(capsys, run, run, "--kind", "other")[0] == 2
     spoilt = tmp_path / "spoilt"

@@ -1,6 +1,7 @@
 """Gates on the command line: exit codes, messages and files, of `themis gate`, `run` and `resume`."""
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -53,10 +54,10 @@ def here(home, monkeypatch):
 
 
 def told(capsys, *words):
-    """Exit code, and the lines on stdout and on stderr."""
+    """Exit code, and the lines on stdout, with those that continue them, and on stderr."""
     code = main([*map(str, words)])
     printed = capsys.readouterr()
-    return code, printed.out.splitlines(), printed.err.splitlines()
+    return code, re.sub(r"\n {8}(?=\S)", " ", printed.out).splitlines(), printed.err.splitlines()
 
 
 def test_the_exit_code_is_0_if_all_gates_pass_and_1_if_one_fails(here, capsys):
@@ -70,6 +71,13 @@ def test_the_exit_code_is_0_if_all_gates_pass_and_1_if_one_fails(here, capsys):
     code, out, err = told(capsys, "gate", "new", "--max-fault-rate", "0", "--fail-under", "coverage=0", "--quiet")
     assert (code, out, len(err)) == (1, [], 1)
     assert err[0].startswith("FAILED  max_fault_rate: ")
+
+
+def test_the_gates_of_a_run_fit_into_a_terminal(here, capsys):
+    main(["gate", "new", "--max-fault-rate", "0", "--fail-under", "coverage=1", "--fail-under", "clean_accuracy=1"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert {line.split()[0] for line in lines if not line.startswith(" " * 8)} == {"passed", "FAILED"}
 
 
 def test_a_constant_model_fails_a_limit_on_its_fault_rate_unless_it_is_allowed(here, capsys, tmp_path):
@@ -152,7 +160,7 @@ def test_missing_and_damaged_runs_and_baselines_are_reported(here, capsys, tmp_p
         (["--fail-under", "covrage=1"], "did you mean 'coverage'?"),
         (["--max-new-faults", "0"], "baseline is missing: add it"),
         (["--baseline-weights", "w.pt", "--max-fault-rate", "1"], "--baseline must be given with"),
-        (["--max-fault-rate", "1", "--junit", "no/gates.xml"], "create the folder first"),
+        (["--max-fault-rate", "1", "--junit", "no/gates.xml"], "create it first"),
         (["--fail-under", "clean_iou=0.5"], "the task is not a segmentation"),
     ],
 )

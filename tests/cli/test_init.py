@@ -82,4 +82,3 @@ def test_every_option_of_the_configuration_is_valid_even_those_in_comments(case,
         assert printed["perturb"] == case[2]
         assert printed["model"] == (case[0] or "model_under_test:make_model")
     compile(files["test_robustness.py"], "test_robustness.py", "exec")
-    assert ("themis.yaml" in files["test_robustness.py"]) == (case[0] in ("net.onnx", "mine:net(width=3)"))

@@ -14,7 +14,7 @@ from themis.cli.options import (
     add_option,
     as_yaml,
     convert,
-    explicit_fields,
+    fields_of,
     parse,
 )
 from themis.errors import UsageError
@@ -48,17 +48,17 @@ def test_every_option_of_origin_and_settings_has_a_flag_with_its_default():
 
 
 def test_only_options_that_were_given_are_explicit():
-    arguments, explicit_options = read(f"{NEEDED} --max-tests null --layers fc1 --quiet")
-    assert explicit_options == {"model", "data", "perturb", "max_tests", "layers", "quiet"}
+    arguments = read(f"{NEEDED} --max-tests null --layers fc1 --quiet")
+    assert arguments.given.keys() == {"model", "data", "perturb", "max_tests", "layers", "quiet"}
     assert arguments.max_tests is None
     assert arguments.quiet is True
     assert arguments.json is False
-    assert explicit_fields(arguments, Settings, explicit_options) == {"max_tests": None}
+    assert fields_of(Settings, arguments.given) == {"max_tests": None}
     assert {name: getattr(arguments, name) for name in ("plateau", "bounds")} == {"plateau": 20, "bounds": (0.0, 1.0)}
 
 
 def test_negative_numbers_are_values():
-    assert read(f"{NEEDED} --bounds -1,1 --mean -.5,2")[0].bounds == (-1.0, 1.0)
+    assert read(f"{NEEDED} --bounds -1,1 --mean -.5,2").bounds == (-1.0, 1.0)
 
 
 def test_a_file_has_the_same_names_and_flags_override_it(tmp_path):
@@ -67,17 +67,17 @@ def test_a_file_has_the_same_names_and_flags_override_it(tmp_path):
         "model: mine:net\ndata: mine:data\nperturb: fgsm\nmax-tests: 1e3\ntolerance: 1e-3\nlayers: [1, fc]\n"
         "json: true\nmean: 0.5\nout: null\n"
     )
-    arguments, explicit_options = read(f"--config {path} --perturb gaussian")
+    arguments = read(f"--config {path} --perturb gaussian")
     assert arguments.perturb == "gaussian"
     assert (arguments.max_tests, arguments.tolerance, arguments.layers) == (1000, 0.001, ["1", "fc"])
     assert (arguments.mean, arguments.json, arguments.out) == ([0.5], True, None)
     names = {"model", "data", "perturb", "max_tests", "tolerance", "layers", "json", "mean", "out"}
-    assert explicit_options == {*names, "config"}
+    assert arguments.given.keys() == {*names, "config"}
 
 
 def test_an_empty_file_sets_no_options(tmp_path):
     (tmp_path / "empty.yaml").write_text("# nothing yet\n")
-    assert read(f"{NEEDED} --config {tmp_path / 'empty.yaml'}")[1] == {"model", "data", "perturb", "config"}
+    assert read(f"{NEEDED} --config {tmp_path / 'empty.yaml'}").given.keys() == {"model", "data", "perturb", "config"}
 
 
 @pytest.mark.parametrize("words", ["", NEEDED, f"{NEEDED} --preset paper --max-tests 50 --layers 1,2 --bounds -1,1"])
@@ -85,19 +85,14 @@ def test_a_printed_configuration_reads_back_unchanged(words, tmp_path, capsys):
     path = tmp_path / "printed.yaml"
     printed = []
     for text in (words, f"--config {path}"):
-        arguments, explicit_options = read(f"{text} --print-config")
-        assert run.execute(arguments, explicit_options) == 0
+        arguments = read(f"{text} --print-config")
+        assert run.execute(arguments) == 0
         printed.append(capsys.readouterr().out)
         path.write_text(printed[-1])
     assert printed[0] == printed[1]
     if words:
-        first, again = (Settings.of(**explicit_fields(*_swap(read(text)))) for text in (words, f"--config {path}"))
+        first, again = (Settings.of(**fields_of(Settings, read(text).given)) for text in (words, f"--config {path}"))
         assert asdict(first) == asdict(again)
-
-
-def _swap(parsed):
-    arguments, explicit_options = parsed
-    return arguments, Settings, explicit_options
 
 
 text = st.text(min_size=1).filter(lambda written: written.isprintable() and written.lower() not in ("null", "none"))
@@ -133,8 +128,8 @@ def test_whatever_is_written_as_yaml_reads_back(tmp_path_factory, value):
     parser = Parser(prog="themis any")
     add_config(parser)
     add_fields(parser, Everything)
-    arguments, explicit_options = parse(parser, ["--config", str(path)])
-    assert Everything(**explicit_fields(arguments, Everything, explicit_options)) == value
+    arguments = parse(parser, ["--config", str(path)])
+    assert Everything(**fields_of(Everything, arguments.given)) == value
 
 
 def test_another_command_can_take_some_of_the_options(capsys):
@@ -142,12 +137,13 @@ def test_another_command_can_take_some_of_the_options(capsys):
     parser.add_argument("run", metavar="RUN", help="folder of the run")
     parser.add_argument("--limit", type=int, default=20, help="rows")
     add_fields(parser.add_argument_group("when to stop"), Settings, only=("max_tests",), shows_default=False)
-    add_option(parser, "share", float, 0.5, "50% of it", is_required=False)
+    add_option(parser, "share", float, 0.5, "50% of it")
     parser.describe_usage()
-    arguments, explicit_options = parse(parser, ["runs/a", "--max-tests", "5", "--limit", "3"])
-    assert vars(arguments) == {"run": "runs/a", "limit": 3, "max_tests": 5, "share": 0.5}
-    assert explicit_options == {"run", "limit", "max_tests"}
-    assert parse(parser, ["runs/a"])[0].limit == 20
+    arguments = parse(parser, ["runs/a", "--max-tests", "5", "--limit", "3"])
+    values = {name: getattr(arguments, name) for name in ("run", "limit", "max_tests", "share")}
+    assert values == {"run": "runs/a", "limit": 3, "max_tests": 5, "share": 0.5}
+    assert arguments.given.keys() == {"run", "limit", "max_tests"}
+    assert parse(parser, ["runs/a"]).limit == 20
     help = parser.format_help()
     assert help.startswith("usage: themis other RUN [options]\n")
     assert "50% of it (default: 0.5)" in help

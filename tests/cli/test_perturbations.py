@@ -92,7 +92,7 @@ def test_strength_runs_from_the_identity_to_the_far_end():
         (["rain", "--sheet", "out.docx"], "must end in .png"),
         (["rain", "--sheet", "out.png", "--data", "digits", "--index", "99999"], "--index must lie in"),
         (["fgsm", "--sheet", "out.png"], "cannot draw fgsm on an input"),
-        (["rain", "--sheet", "nowhere/out.png"], "must be a file in an existing folder"),
+        (["rain", "--sheet", "nowhere/out.png"], "must be in an existing folder"),
         (["rain", "--sheet", "out.png", "--bounds", "1,0"], "bounds"),
         (["rain", "--family", "camera"], "none of the named perturbations is in family 'camera'"),
     ],

@@ -281,15 +281,15 @@ def test_clean_and_disturbed_inputs_are_written(home, tmp_path, capsys, monkeypa
 
 
 WRONG = {
-    "no such fault": (["100000"], 2, "the run has no fault 100000: the nearest are"),
+    "no such fault": (["100000"], 2, "the run has no fault 100000: its "),
     "no number": (["one"], 2, "FAULT must be a whole number, got 'one'"),
     "no fault": ([], 2, "FAULT must be given"),
-    "ending": (["0", "--out", "a.pgn"], 2, "did you mean '.png'?"),
+    "ending": (["0", "--out", "a.pgn"], 2, "must end in .png or .npz, got a.pgn"),
     "option": (["0", "--wieghts", "a.pt"], 2, "unknown option --wieghts: did you mean --weights?"),
     "no such factory": (["FAULT", "--model", "wobbling:net"], 2, "no attribute 'net'"),
     "broken model": (["FAULT", "--model", "wobbling:broken"], 3, "raised ZeroDivisionError: no model today"),
     "other model": (["FAULT", "--model", "wobbling:other"], 3, "must match the model"),
-    "no weights": (["FAULT", "--weights", "nothing.pt"], 3, "nothing.pt does not"),
+    "no weights": (["FAULT", "--weights", "nothing.pt"], 3, "nothing.pt is not a file"),
     "no data": (["FAULT", "--data", "npz:nothing.npz"], 3, "nothing.npz does not"),
     "device": (["FAULT", "--device", "cuda:77"], 2, "--device must be usable here"),
 }

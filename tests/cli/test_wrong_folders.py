@@ -120,7 +120,7 @@ WRONG = {
     "resume without the weights": (
         ["resume", "done"],
         3,
-        "net.pt does not",
+        "net.pt is not a file",
         run_with_weights,
         lambda: Path("net.pt").unlink(),
     ),
@@ -161,7 +161,7 @@ WRONG = {
     "a harmful condition": (["faults", "done", "--where", "1; DROP TABLE faults"], 2, "syntax error", finished_run),
     "unknown order": (["faults", "done", "--sort", "distanc"], 2, "did you mean 'distance'", finished_run),
     "unknown stream": (["faults", "done", "--stream", "serch"], 2, "did you mean 'search'", finished_run),
-    "export of an unknown kind": (["faults", "done", "--export", "a.xlsx"], 2, "known: ", finished_run),
+    "export of an unknown kind": (["faults", "done", "--export", "a.xlsx"], 2, "must end in", finished_run),
     "export over a file": (["faults", "done", "--export", "a.csv"], 2, "exist", finished_run, write("a.csv", "mine")),
     "export to nowhere": (["faults", "done", "--export", "no/where/a.csv"], 2, "no/where does not", finished_run),
     "faults of a newer run": (["faults", "done"], 3, "a newer version of Themis wrote it", then(write_the_schema(9))),

@@ -96,8 +96,8 @@ WRONG = {
     "outputs a mean": (run("--model mine:gives_a_mean"), 3, "the model must return one output per input"),
     "outputs too few rows": (run("--model mine:gives_fewer_rows"), 3, "the model must return one output per input"),
     # weights
-    "weights missing": (run("--weights no.pt"), 3, "the weights file must exist, but no.pt does not"),
-    "weights in a folder": (run("--weights ."), 3, "the weights must be a file, but . is not one"),
+    "weights missing": (run("--weights no.pt"), 3, "the weights file must exist, but no.pt is not a file"),
+    "weights in a folder": (run("--weights ."), 3, "the weights file must exist, but . is not a file"),
     "weights of text": (run("--weights w.pt"), 3, "w.pt must be a state dict", write("w.pt", "hello\n")),
     "weights empty": (run("--weights w.pt"), 3, "w.pt must be a state dict", write("w.pt", "")),
     "weights half written": (
@@ -152,7 +152,7 @@ WRONG = {
     "archive of objects": (
         run("--data npz:data.npz"),
         3,
-        "data.npz must be a NumPy archive",
+        "data.npz, array 'inputs' must be a NumPy array of numbers, but it holds object",
         archive(inputs=np.array([{}, []], dtype=object)),
     ),
     "archive of text": (run("--data npz:data.npz"), 3, "data.npz", archive(inputs=np.array(["cat", "dog"]))),

@@ -1,10 +1,10 @@
 """The command line: one module per command.
 
-Each module `themis.cli.COMMAND` has `HELP` (what the command does), `EXAMPLES` (lines to copy), `add_arguments(parser)`
-and `execute(arguments, explicit_options) -> exit code`; `explicit_options` are the names of the options that the user
-set, by a flag or in a file. A module is imported when its command is used, and heavy packages only when they are
-needed, so that `--help` is fast. The other modules hold what commands share: `options` (flags and configuration files),
-`source` (the model and the data) and `output` (what a campaign prints and writes).
+The docstring of each module `themis.cli.COMMAND` is the help of the command: what it does, and after an empty line
+examples to copy. `add_arguments(parser)` adds its options, and `execute(arguments)` runs it and returns the exit code;
+`arguments.given` are the options that the user set, by a flag or in a file. A module is imported when its command is
+used, and torch only when it is needed, so that `--help` is fast. The other modules hold what commands share: `options`
+(flags and configuration files), `source` (the model and the data) and `output` (what a campaign prints and writes).
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from themis.text import foreign_output_on_stderr, print_text
+from themis.plugins import Extensible, added
+from themis.text import foreign_output_on_stderr, one_line, print_text
 
 if TYPE_CHECKING:
     from themis.cli.options import Parser
 
-DONE, GATE_FAILED, BAD_USAGE, RUN_FAILED, INTERRUPTED = 0, 1, 2, 3, 130
-"""Exit codes; a process that another signal than Ctrl-C ends has 128 plus its number: 143 (SIGTERM), 129 (SIGHUP)."""
+DONE, GATE_FAILED, BAD_USAGE, RUN_FAILED, UNDECIDED, INTERRUPTED = 0, 1, 2, 3, 4, 130
+"""Exit codes, 4 only with `--decide`; a process that another signal than Ctrl-C ends has 128 plus its number: 143
+(SIGTERM), 129 (SIGHUP)."""
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 PATH_ERRORS = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 FIRST_SECONDS, MOST_SECONDS = 2.0, 60.0
@@ -46,13 +48,17 @@ COMMANDS = {
     "shrink": "make faults smaller, and plot how robust the model is",
     "diff": "compare two versions of a model, or two techniques",
     "gate": "check a run against limits; the exit code is for CI",
+    "rate": "estimate the fault rate in operation from a run",
+    "review": "mark faults as valid or invalid tests, in the browser",
     "watch": "show a run in the browser, live or finished",
     "report": "write a run as one HTML file, with its faults and figures",
+    "verify": "check that a folder of evidence is as it was written",
     "retrain": "fine-tune a model on the faults of a run, and measure the gain",
     "perturbations": "list the perturbations, and draw them",
     "doctor": "check the installation and this machine",
     "completion": "print a script that completes options in the shell",
 }
+TRUST_HELP = "Code that a run folder from elsewhere names runs only with --trust RUN."
 TERMS = {
     "seed": "a clean input; every test perturbs one seed",
     "theta": "the parameters of a perturbation, such as the angle of rain",
@@ -67,10 +73,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Every error is printed as one line on stderr."""
     from themis.campaign.interrupt import terminate_like_interrupt
 
-    _share_cores()
+    if "OMP_WAIT_POLICY" not in os.environ:
+        # torch's threads then sleep after waiting a microsecond or two. By default they spin for milliseconds, which
+        # makes small models 20 times slower if another process uses a core. It is read when torch is imported.
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     words = list(sys.argv[1:] if argv is None else argv)
-    is_command = bool(words) and (words[0] in COMMANDS or words[0] in _added_commands())
-    name = f"themis {words[0]}" if is_command else "themis"
+    name = f"themis {words[0]}" if words and words[0] in _commands() else "themis"
     with terminate_like_interrupt() as received:
         code = _run(name, words)
     if argv is not None:  # the process goes on
@@ -88,7 +96,8 @@ def _run(name: str, words: list[str]) -> int:
             sys.stdout.flush()
             return code
     except BrokenPipeError:  # `themis faults RUN | head`: the reader has closed the pipe
-        _silence_stdout()
+        with suppress(OSError, ValueError):  # Python flushes stdout once more at exit; it may not be a file
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except KeyboardInterrupt as error:
         reason = f" ({error})" if isinstance(error, Terminated) else ""
@@ -113,32 +122,19 @@ def _run(name: str, words: list[str]) -> int:
 
 
 def _describe_unexpected(error: Exception) -> str:
-    cause = f"{type(error).__name__}: {error}"
-    if (package := _broken_package(error)) is not None:
-        return (
-            f"the package {package} must be importable, but importing it raised {cause}: its installation seems to be "
-            f"broken, install it again; THEMIS_DEBUG=1 shows where"
-        )
-    return f"unexpected {cause}; set THEMIS_DEBUG=1 for the traceback, and please report it"
-
-
-def _broken_package(error: Exception) -> str | None:
-    """The package of others that an error was raised in while Themis imported it; None for other errors."""
+    """What to do about an error that Themis does not know; a package that cannot be imported is named."""
     from traceback import extract_tb
 
+    cause = f"{type(error).__name__}: {error}"
     own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     lines = [frame.line or "" for frame in extract_tb(error.__traceback__) if frame.filename.startswith(own)]
-    found = re.match(r"\s*(?:from|import)\s+(\w+)", lines[-1] if lines else "")
-    return None if found is None or found[1] == "themis" else found[1]
-
-
-def _share_cores() -> None:
-    """Let torch's threads sleep, instead of spin, after waiting a microsecond or two; set before torch is imported.
-
-    By default they spin for milliseconds, which makes small models 20 times slower if another process uses a core.
-    """
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    package = re.match(r"\s*(?:from|import)\s+(?!themis)(\w+)", lines[-1] if lines else "")
+    if package is None:
+        return f"unexpected {cause}; set THEMIS_DEBUG=1 for the traceback, and please report it"
+    return (
+        f"the package {package[1]} must be importable, but importing it raised {cause}: its installation seems to be "
+        f"broken, install it again; THEMIS_DEBUG=1 shows where"
+    )
 
 
 def _dispatch(words: list[str]) -> int:
@@ -151,35 +147,34 @@ def _dispatch(words: list[str]) -> int:
 
         print_text(f"themis {__version__}")
         return DONE
-    if first not in COMMANDS and first not in _added_commands():
+    if first not in _commands():
         from themis.errors import UsageError, nearest
 
-        known = [*COMMANDS, *_added_commands(), "--help", "--version"]
-        raise UsageError(f"unknown command {first!r}: {nearest(first, known)}")
-    return _execute(first, words[1:])
-
-
-def _execute(name: str, words: list[str]) -> int:
+        raise UsageError(f"unknown command {first!r}: {nearest(first, [*_commands(), '--help', '--version'])}")
     from themis.cli.options import Parser, parse
 
-    parser = Parser(prog=f"themis {name}")
-    module = configure_parser(parser, name)
+    name = f"themis {first}"
+    parser = Parser(prog=name)
+    module = configure_parser(parser, first)
     try:
-        arguments, explicit_options = parse(parser, words)
+        arguments = parse(parser, words[1:])
     except SystemExit:  # --help was printed
         return DONE
-    arguments.words = ["themis", name, *words]
-    is_silent = getattr(arguments, "quiet", False) or getattr(arguments, "json", False)
+    arguments.words = ["themis", *words]
+    is_silent = arguments.is_silent
     with (
         foreign_output_on_stderr(),
-        nullcontext() if is_silent else _printed_log(f"themis {name}"),
-        _printed_steps(f"themis {name}", is_silent),
+        nullcontext() if is_silent else _printed_log(name),
+        nullcontext() if is_silent else _printed_steps(name),
     ):
-        return int(module.execute(arguments, explicit_options))
+        return int(module.execute(arguments))
 
 
 def _overview() -> str:
     lines, terms = ([f"  {name:<15}{text}" for name, text in table.items()] for table in (COMMANDS, TERMS))
+    by_package: dict[str, list[str]] = {}  # the commands that packages add, which are not loaded
+    for name, entry in sorted(added("themis.commands").items()):
+        by_package.setdefault(entry.module.partition(".")[0], []).append(name)
     return "\n".join(
         [
             "usage: themis COMMAND [options]",
@@ -189,7 +184,7 @@ def _overview() -> str:
             "",
             "commands:",
             *lines,
-            *_overview_of_added(),
+            *(f"  {', '.join(names)} (added by {package})" for package, names in by_package.items()),
             "",
             "terms:",
             *terms,
@@ -200,31 +195,21 @@ def _overview() -> str:
     )
 
 
-def _added_commands() -> Any:
-    """The commands that packages add, by name; looking one up loads it."""
-    from themis.plugins import Extensible
-
-    return Extensible("themis.commands", {})
-
-
-def _overview_of_added() -> list[str]:
-    """The names of the commands that packages add, which are not loaded."""
-    from themis.plugins import added
-
-    packages: dict[str, list[str]] = {}
-    for name, entry in sorted(added("themis.commands").items()):
-        packages.setdefault(entry.module.partition(".")[0], []).append(name)
-    return [f"  {', '.join(names)} (added by {package})" for package, names in packages.items()]
+def _commands() -> Extensible[Any]:
+    """The commands of Themis with what they do, and the modules of those that packages add; looking one up loads it."""
+    return Extensible("themis.commands", COMMANDS)
 
 
 def configure_parser(parser: Parser, name: str) -> Any:
     """Add the description and the options of a command to its parser; returns the command's module."""
     from textwrap import fill, indent
 
-    module: Any = import_module(f"themis.cli.{name}") if name in COMMANDS else _added_commands()[name]
+    module: Any = import_module(f"themis.cli.{name}") if name in COMMANDS else _commands()[name]
     module.add_arguments(parser)
-    parser.description = fill(module.HELP, 79)
-    if examples := getattr(module, "EXAMPLES", ""):
+    text, _, examples = (module.__doc__ or "").partition("\n\n")
+    trust = TRUST_HELP if "--trust" in parser._option_string_actions else ""
+    parser.description = fill(f"{text} {trust}".rstrip(), 79)
+    if examples:
         parser.epilog = f"examples:\n{indent(examples.strip(), '  ')}"
     parser.describe_usage()
     return module
@@ -236,7 +221,7 @@ def _complain(name: str, text: str, code: int) -> int:
         import traceback
 
         traceback.print_exc()
-    print_text(f"{name}: {' '.join(text.split())}", file=sys.stderr)
+    print_text(f"{name}: {one_line(text)}", file=sys.stderr)
     return code
 
 
@@ -245,7 +230,7 @@ def _one_line_warnings(name: str) -> Iterator[None]:
     """Print warnings of Themis as one line and hide those of other packages, unless Python was asked to show them."""
 
     def show(message: Warning | str, *location: Any, **rest: Any) -> None:
-        print_text(f"{name}: {' '.join(str(message).split())}", file=sys.stderr)
+        print_text(f"{name}: {one_line(str(message))}", file=sys.stderr)
 
     if sys.warnoptions or os.environ.get("THEMIS_DEBUG"):
         yield
@@ -262,11 +247,8 @@ def _printed_log(name: str) -> Iterator[None]:
     """Print what Themis logs, such as where a module of the user was imported from, as one line each."""
     import logging
 
-    class Printed(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            print_text(f"{name}: {record.getMessage()}", file=sys.stderr)
-
-    log, handler = logging.getLogger("themis"), Printed()
+    log, handler = logging.getLogger("themis"), logging.StreamHandler()  # to stderr, where text is made printable
+    handler.setFormatter(logging.Formatter(f"{name}: %(message)s"))
     before = log.level
     log.setLevel(logging.INFO)
     log.addHandler(handler)
@@ -278,7 +260,7 @@ def _printed_log(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _printed_steps(name: str, is_silent: bool) -> Iterator[None]:
+def _printed_steps(name: str) -> Iterator[None]:
     """Print on stderr what runs and how far it is, once it has taken long, and then ever more rarely.
 
     It is printed by a thread: the step itself may be a pass of a model that never ends.
@@ -289,20 +271,18 @@ def _printed_steps(name: str, is_silent: bool) -> Iterator[None]:
 
     steps: list[Step] = []
 
+    def watch(step: Step, has_ended: Event) -> None:
+        begun, seconds = time.perf_counter(), FIRST_SECONDS
+        while not has_ended.wait(seconds):
+            if step in steps[-1:]:
+                print_text(f"{name}: {step.describe()} ({time.perf_counter() - begun:.0f} s so far)", file=sys.stderr)
+            seconds = min(2 * seconds, MOST_SECONDS)
+
     @contextmanager
     def show(step: Step) -> Iterator[None]:
-        has_ended, begun = Event(), time.perf_counter()
-
-        def watch() -> None:
-            seconds = FIRST_SECONDS
-            while not has_ended.wait(seconds):
-                if step in steps[-1:]:
-                    text = f"{step.describe()} ({time.perf_counter() - begun:.0f} s so far)"
-                    print_text(f"{name}: {text}", file=sys.stderr)
-                seconds = min(2 * seconds, MOST_SECONDS)
-
+        has_ended = Event()
+        watcher = Thread(target=watch, args=(step, has_ended), daemon=True)
         steps.append(step)
-        watcher = Thread(target=watch, daemon=True)
         watcher.start()
         try:
             yield
@@ -311,11 +291,5 @@ def _printed_steps(name: str, is_silent: bool) -> Iterator[None]:
             has_ended.set()
             watcher.join()
 
-    with nullcontext() if is_silent else shown_by(show):
+    with shown_by(show):
         yield
-
-
-def _silence_stdout() -> None:
-    """Redirect stdout to nowhere, because Python flushes it once more at exit."""
-    with suppress(OSError, ValueError):  # stdout may not be a file
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

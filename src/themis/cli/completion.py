@@ -1,61 +1,25 @@
-"""`themis completion`: let the shell complete commands, options, file names and known names."""
+"""Print a script that completes commands, options, file names and known names. Load it from the start-up file of your
+shell.
+
+echo 'eval "$(themis completion bash)"' >> ~/.bashrc
+themis completion zsh > ~/.zsh/_themis    (a folder in fpath)
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+from importlib.resources import files
+from typing import Any
 
 from themis.cli import COMMANDS, DONE, configure_parser
-from themis.cli.options import Parser
+from themis.cli.options import CommandLine, Parser
 from themis.errors import MissingExtraError, UsageError, nearest
 from themis.plugins import added
 from themis.text import print_text
 
-if TYPE_CHECKING:
-    from argparse import Namespace
-
-HELP = (
-    "Print a script that completes commands, options, file names and known names. Load it from the start-up file of "
-    "your shell."
-)
-EXAMPLES = """
-echo 'eval "$(themis completion bash)"' >> ~/.bashrc
-themis completion zsh > ~/.zsh/_themis    (a folder in fpath)
-"""
-NAMES = {
-    "perturb": (
-        *("gaussian", "shot", "speckle", "impulse", "salt_and_pepper"),
-        *("gaussian_blur", "motion_blur", "defocus_blur", "zoom_blur", "brightness", "contrast", "saturation"),
-        *("hue", "gamma", "exposure", "vignette", "jpeg", "pixelate", "dead_pixels", "stripes", "occlusion"),
-        *("rolling_shear",),
-        *("rain", "snow", "raindrops", "fog", "frost", "glare", "shadow", "low_light"),
-        *("rotate", "shift", "scale", "shear", "perspective", "elastic"),
-        *("fgsm", "pgd", "pgd_l2", "apgd", "cw"),
-        *("edit", "edit_worst", "table_noise"),
-        *("signal_noise", "gain", "clipping", "low_pass", "high_pass", "band_stop", "time_shift", "time_stretch"),
-        *("dropouts", "drift"),
-    ),
-    "policy": ("random", "corners", "paper", "scheduled", *added("themis.policies")),
-    "preset": ("paper",),
-    "judge": ("exact", "gibbs", "pymc"),
-    "scale": ("absolute", "relative"),
-    "neurons": ("element", "channel"),
-    "oracle": (
-        *("auto", "wrong", "changed", "top5", "threshold", "multilabel", "regression", "euclidean"),
-        *("off", "segmentation", "keypoints", "detection"),
-    ),
-    "output": ("logits", "torchvision", "yolo", "yolov5", "detr", "rows"),
-    "autocast": ("bfloat16", "float16"),
-    "device": ("cpu", "cuda"),
-    "zoo": (
-        *("lenet1-mnist", "lenet4-mnist", "lenet5-mnist", "mlp-pdf", "mlp-drebin", "vgg19-imagenet"),
-        *("resnet50-imagenet", "dave2-udacity", "resnet56-cifar10", "densenet121-cifar10"),
-        "efficientnet-lite0-imagenet",
-    ),
-    "optimiser": ("sgd", "adam", "adamw"),
-    "schedule": ("constant", "cosine", "step", "one-cycle"),
-    "statistics": ("keep", "update"),
-}
-"""The names that an option accepts. They are repeated here because importing their tables would load torch."""
+NAMES: dict[str, list[str]] = json.loads((files("themis.cli") / "names.json").read_text("utf-8"))
+"""The names that an option accepts. They are in a file because importing their tables would load torch."""
+NAMES["policy"] += added("themis.policies")
 FILES, FOLDERS = ("FILE",), ("FOLDER", "RUN", "RUN_A", "RUN_B", "SUITE")
 """Placeholders in the help for paths."""
 
@@ -64,7 +28,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("shell", metavar="SHELL", help="bash, zsh or tcsh")
 
 
-def execute(arguments: Namespace, explicit_options: set[str]) -> int:
+def execute(arguments: CommandLine) -> int:
     try:
         import shtab
     except ImportError as error:

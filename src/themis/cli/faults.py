@@ -1,4 +1,14 @@
-"""`themis faults`: list, sort and export faults. It only reads rows, so it needs neither torch nor a model."""
+"""List the faults of a run, the most telling first: one of every seed and wrong answer before any second one, and small
+changes and confident answers before others. In the table, clean and answer are the answers to the clean and to the
+disturbed input, distance is Euclidean, stream says whether a test was drawn at random or by the search, and kept
+whether its input is stored; reference is the answer of the model that a run was made against. If fault numbers are
+given, print every detail of these faults. The run may still be in progress. Nothing that the folder names is run.
+
+themis faults runs/first
+themis faults runs/first --distinct --min-ssim 0.9 --sort distance
+themis faults runs/first --where "theta_sigma < 0.1 and answer = 3" --export found.parquet
+themis faults runs/first 1204
+"""
 
 from __future__ import annotations
 
@@ -10,31 +20,19 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from themis.cli import DONE
-from themis.cli.options import FORCE_HELP, ONLY_READ_HELP, Parser, add_option, convert
+from themis.cli.options import FORCE_HELP, CommandLine, Parser, add_option, check_file, convert
 from themis.errors import UsageError, nearest
-from themis.text import own_stream, percent, print_text, printable
+from themis.report.names import class_names, feature_names, task_of
+from themis.runs.fault import COLUMNS, Fault, show_outcome
+from themis.runs.store.export import FORMATS, export, json_text
+from themis.runs.store.files import fresh_file
+from themis.runs.store.reader import Reader, Selection, check_condition
+from themis.runs.store.schema import TENSORS_COLUMN, read_signature
+from themis.text import counted, own_stream, percent, print_columns, print_text
 
-if TYPE_CHECKING:
-    from argparse import Namespace
-
-    from themis.runs.store.reader import Reader, Selection
-
-HELP = (
-    "List the faults of a run, the most telling first: one of every seed and wrong answer before any second one, and "
-    "small changes and confident answers before others. In the table, clean and answer are the answers to the clean "
-    "and to the disturbed input, distance is Euclidean, stream says whether a test was drawn at random or by the "
-    "search, and kept whether its input is stored. If fault numbers are given, print every detail of these faults. The "
-    f"run may still be in progress. {ONLY_READ_HELP}"
-)
-EXAMPLES = """
-themis faults runs/first
-themis faults runs/first --distinct --min-ssim 0.9 --sort distance
-themis faults runs/first --where "theta_sigma < 0.1 and answer = 3" --export found.parquet
-themis faults runs/first 1204
-"""
 FILTERS: dict[str, tuple[Any, str, str]] = {
     "seed": (int, "seed_id = ?", "only faults of the seed with this number"),
     "label": (int, "label = ?", "only faults of seeds with this label"),
@@ -56,6 +54,8 @@ STREAMS = ("uniform", "search")
 N_SHOWN, N_DRAWN = 20, 12
 HEADERS = {"seed_id": "seed", "clean_answer": "clean", "clean_value": "clean value", "tensors": "kept"}
 TEXTS = ("stream", "kind", "kept")
+FOLDERS = ("pictures", "fiftyone")
+"""Formats that are folders, and written before a colon."""
 INTERNAL = ("id", "position", "chunk")
 """Columns that matter only to a replay."""
 
@@ -81,29 +81,26 @@ def add_arguments(parser: Parser) -> None:
     add_option(output, "limit", int | None, None, text)
     output.add_argument("--json", action="store_true", help="print only the faults, as JSON")
     text = (
-        f"write the faults as .parquet, .csv, .json, .npz (with tensors) or .png (the first {N_DRAWN} that were kept)"
+        f"write the faults as .parquet, .csv, .json, .npz (with tensors) or .png (the first {N_DRAWN} that were kept); "
+        "or those that were kept as pictures with a CSV file (pictures:FOLDER) or for FiftyOne (fiftyone:FOLDER)"
     )
     output.add_argument("--export", metavar="FILE", help=text)
     output.add_argument("--force", action="store_true", help=FORCE_HELP)
 
 
-def execute(arguments: Namespace, explicit_options: set[str]) -> int:
-    from themis.runs.store.reader import Reader
-
+def execute(arguments: CommandLine) -> int:
     if arguments.json and arguments.export:
         raise UsageError("--json and --export cannot be combined: --export FILE.json writes JSON to a file")
     with closing(Reader(arguments.run)) as run:
         ids = read_ids(run, arguments.ids)
         selection = _select(run, arguments, ids)
         if arguments.export:
-            print_text(_export(run, selection, Path(arguments.export), arguments.force))
+            print_text(_export(run, selection, arguments.export, arguments.force))
         elif arguments.json:
-            from themis.runs.store.export import json_text
-
             own_stream(sys.stdout).writelines(json_text(run, selection.rows(run)))
         elif ids:
-            for row in chain.from_iterable(selection.rows(run)):
-                print_text(_describe(run, row))
+            for values in _read(run, selection):
+                print_text(_describe(run, values))
         else:
             _list(run, selection if arguments.limit is not None else replace(selection, limit=N_SHOWN))
     return DONE
@@ -114,22 +111,20 @@ def read_ids(run: Reader, words: Sequence[str]) -> list[int]:
     ids = [convert("FAULT", word, int) for word in words]
     for id in ids:
         if not run.count("id = ?", (str(id),)):  # as text, so that no number is too large for SQLite
-            raise UsageError(f"the run has no fault {id}: {_nearest_ids(run, id)}")
+            [(n, first, last)] = run.select("count(*), min(id), max(id)", order="1")
+            known = f"its {counted(n, 'fault')} have numbers from {first} to {last}" if n else "it has no faults"
+            raise UsageError(f"the run has no fault {id}: {known}")
     return ids
 
 
-def _nearest_ids(run: Reader, id: int) -> str:
-    [(n, first, last)] = run.select("count(*), min(id), max(id)", order="1")
-    if not n:
-        return f"{run.path} has no faults"
-    inside = min(max(id, first), last)
-    close = sorted(near for (near,) in run.select("id", order=f"abs(id - {inside})", limit=3))
-    return f"the nearest are {', '.join(map(str, close))}; its {n:,} faults have numbers from {first} to {last}"
+def named_faults(run: Reader, words: Sequence[str]) -> list[Fault]:
+    """The faults with these numbers, each once, in this order."""
+    ids = read_ids(run, words)
+    faults = {fault.id: fault for fault in run.faults("id IN (SELECT value FROM json_each(?))", (json.dumps(ids),))}
+    return [faults[id] for id in dict.fromkeys(ids)]
 
 
-def _select(run: Reader, arguments: Namespace, ids: list[int]) -> Selection:
-    from themis.runs.store.reader import Selection, check_condition
-
+def _select(run: Reader, arguments: CommandLine, ids: list[int]) -> Selection:
     if arguments.stream is not None and arguments.stream not in STREAMS:
         raise UsageError(f"unknown stream {arguments.stream!r}: {nearest(arguments.stream, STREAMS)}")
     if arguments.limit is not None and arguments.limit < 0:
@@ -151,41 +146,41 @@ def _select(run: Reader, arguments: Namespace, ids: list[int]) -> Selection:
 
 
 def _list(run: Reader, selection: Selection) -> None:
-    rows = list(chain.from_iterable(selection.rows(run)))
+    rows = _read(run, selection)
     print_text(_describe_state(run, selection.count(run), len(rows)))
+    if not rows:
+        return
+    task, classes = task_of(run), class_names(run)
+    finite = [row for row in rows if row["answer"] >= 0]
+
+    def used(*names: str) -> list[str]:
+        """Those of the columns that the task uses; faults without a finite output do not show which."""
+        is_used = {name: any(row[name] is not None for row in finite or rows) for name in names}
+        return [name for name in names if is_used[name] or (name == "confidence" and not finite)]
+
     theta = [name for name in run.columns if name.startswith("theta_")]
-    answers = _leave_out_unused(run, rows, ("clean_answer", "answer", "clean_value", "value", "confidence"))
-    similarity = _leave_out_unused(run, rows, ("ssim",))
-    shown = ["id", "seed_id", *theta, *answers, "distance", *similarity, "stream", "tensors"]
+    of_numbers = ("value",) if task == "against" else ("clean_value", "value")
+    answers = used("clean_answer", "answer", *of_numbers, "confidence")
+    shown = ["id", "seed_id", *theta, *answers, "distance", *used("ssim"), "stream", "tensors"]
     if selection.sort in run.columns and selection.sort not in shown:
         shown.insert(-1, selection.sort)
-    at = [run.columns.index(name) for name in shown]
-    headers = [HEADERS.get(name, name.removeprefix("theta_")) for name in shown]
-    if rows:
-        from themis.report.names import class_names, task_of
-
-        task, classes = task_of(run), class_names(run)
-        _print_table(headers, [[_cell(run.columns[k], row[k], task, classes) for k in at] for row in rows])
+    known = {**HEADERS, "value": "reference"} if task == "against" else HEADERS
+    headers = [known.get(name, name.removeprefix("theta_")) for name in shown]
+    cells = [[_cell(name, row[name], task, classes) for name in shown] for row in rows]
+    print_columns([headers, *cells], [name in TEXTS for name in headers])
 
 
-def _leave_out_unused(run: Reader, rows: list[tuple[Any, ...]], names: Sequence[str]) -> list[str]:
-    """The columns that the task of the run uses; faults without a finite output do not show which."""
-    finite = [row for row in rows if row[run.columns.index("answer")] >= 0]
-    known = {name: any(row[run.columns.index(name)] is not None for row in finite or rows) for name in names}
-    return [name for name in names if known[name] or (name == "confidence" and not finite)]
+def _read(run: Reader, selection: Selection) -> list[dict[str, Any]]:
+    return [dict(zip(run.columns, row, strict=True)) for row in chain.from_iterable(selection.rows(run))]
 
 
 def _describe_state(run: Reader, n_matching: int, n_shown: int) -> str:
     [(tests,)] = run.select("coalesce(max(tests), 0)", order="1", table="rounds")
-    n, summary = run.count(), run.summary()
-    if summary is None:
-        state = "is still running" if run.is_running() else "was killed"
-    else:
-        state = {"user": "was interrupted", "error": "failed"}.get(summary["stop_reason"], "ended")
-    counts = f"{n:,} fault{'s' * (n != 1)}, {n_matching:,} match{'es' * (n_matching == 1)}, {n_shown:,} shown"
-    can_resume = state in ("was killed", "was interrupted")
-    remedy = f": continue it with themis resume {quote(str(run.path))}" if can_resume else ""
-    return f"{counts}; the campaign {state} after {tests:,} tests{remedy}"
+    n, state = run.count(), run.state(run.summary())
+    word = {"running": "is still running", "killed": "was killed", "interrupted": "was interrupted"}.get(state, state)
+    counts = f"{counted(n, 'fault')}, {n_matching:,} match{'es' * (n_matching == 1)}, {n_shown:,} shown"
+    remedy = f": continue it with themis resume {quote(str(run.path))}" if word.startswith("was") else ""
+    return f"{counts}; the campaign {word} after {tests:,} tests{remedy}"
 
 
 def _cell(name: str, value: Any, task: str, classes: list[str] | None) -> str:
@@ -194,45 +189,16 @@ def _cell(name: str, value: Any, task: str, classes: list[str] | None) -> str:
     if value is None:
         return "-"
     if name == "answer":
-        from themis.runs.fault import show_outcome
-
         return show_outcome(task, value, classes)
+    if name == "value" and task == "against":
+        return f"{value:.0f}"
     if name == "confidence":
         return percent(value)
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _print_table(headers: list[str], rows: list[list[str]]) -> None:
-    """Print a table: in colour in a terminal if rich is installed, and as plain text otherwise."""
-    if own_stream(sys.stdout).isatty():
-        try:
-            from rich.console import Console
-            from rich.table import Table
-        except ImportError:
-            pass
-        else:
-            table = Table(box=None, pad_edge=False, header_style="bold")
-            colours = {"clean": "green", "answer": "red", "confidence": "red"}
-            for name in headers:
-                table.add_column(printable(name), justify="left" if name in TEXTS else "right", style=colours.get(name))
-            for row in rows:
-                table.add_row(*map(printable, row))
-            Console(file=own_stream(sys.stdout)).print(table, markup=False)
-            return
-    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
-    for row in (headers, *rows):
-        cells = zip(headers, row, widths, strict=True)
-        padded = [cell.ljust(width) if name in TEXTS else cell.rjust(width) for name, cell, width in cells]
-        print_text("  ".join(padded).rstrip())
-
-
-def _describe(run: Reader, row: tuple[Any, ...]) -> str:
+def _describe(run: Reader, values: dict[str, Any]) -> str:
     """The details of one fault, each with what it means."""
-    from themis.report.names import class_names, task_of
-    from themis.runs.fault import COLUMNS, show_outcome
-    from themis.runs.store.schema import TENSORS, read_signature
-
-    values = dict(zip(run.columns, row, strict=True))
     shares = sorted(zip(read_signature(values["signature"]), run.layers, strict=True), reverse=True)
     values["signature"] = ", ".join(f"{layer} {share:.1%}" for share, layer in shares[:5])
     answer, words = values["answer"], show_outcome(task_of(run), values["answer"], class_names(run))
@@ -243,19 +209,21 @@ def _describe(run: Reader, row: tuple[Any, ...]) -> str:
     file = values["tensors"]
     values["tensors"] = "not kept: a replay computes them again" if file is None else run.path / "tensors" / file
     theta = [name for name in run.columns if name.startswith("theta_")]
-    known = {column.name: column.text for column in (*COLUMNS, TENSORS)}
+    known = {column.name: column.text for column in (*COLUMNS, TENSORS_COLUMN)}
     meanings = {name: known["theta" if name in theta else name] for name in run.columns if name not in INTERNAL}
-    rows = [(name, _format_exactly(values[name]), text) for name, text in meanings.items() if values[name] is not None]
+    exact = {name: f"{value:.9g}" if isinstance(value, float) else str(value) for name, value in values.items()}
+    rows = [(name, exact[name], text) for name, text in meanings.items() if values[name] is not None]
     rows.append(("replay", f"themis replay {quote(str(run.path))} {values['id']}", ""))
     width = max(len(name) for name, _, _ in rows)
     lines = [f"  {name:<{width}}  {value}{f'  ({text})' * bool(text)}" for name, value, text in rows]
-    return "\n".join([f"fault {values['id']}", *lines, *([] if file is None else _describe_changes(run, values["id"]))])
+    if file is not None and values["ssim"] is None:  # no picture
+        lines += _describe_changes(run, values["id"])
+    return "\n".join([f"fault {values['id']}", *lines])
 
 
 def _describe_changes(run: Reader, id: int) -> list[str]:
     """The features of a table row that changed, with their values before and after; nothing for other inputs."""
-    from themis.report.inputs import feature_changes
-    from themis.report.names import feature_names
+    from themis.report.names import feature_changes
 
     tensors = run.tensors([id]).get(id)
     if tensors is None or tensors.inputs.ndim != 2:
@@ -267,42 +235,48 @@ def _describe_changes(run: Reader, id: int) -> list[str]:
     return [f"  {changes.n} of {changes.of} features changed{more}", *lines]
 
 
-def _format_exactly(value: Any) -> str:
-    return f"{value:.9g}" if isinstance(value, float) else str(value)  # nine digits determine a float32
-
-
-def _export(run: Reader, selection: Selection, path: Path, replaces: bool) -> str:
-    from themis.runs.store.export import FORMATS, export
-
+def _export(run: Reader, selection: Selection, name: str, replaces: bool) -> str:
+    kind, _, folder = name.partition(":")
+    if kind in FOLDERS and folder:
+        return _export_folder(run, selection, kind, Path(folder))
+    path = Path(name)
+    if not path.suffix:
+        raise UsageError(
+            f"--export must end in {', '.join(FORMATS)} or .png, or be pictures:FOLDER or fiftyone:FOLDER, got {name}: "
+            "choose another name"
+        )
+    check_file("--export", path, [*FORMATS, ".png"], replaces=replaces)
     if path.suffix.lower() == ".png":
         return _draw(run, selection, path, replaces)
-    if path.suffix.lower() not in FORMATS:
-        known = nearest(path.suffix, [*FORMATS, ".png"])
-        raise UsageError(f"--export must have a known file extension, got {path}: {known}")
     n = export(run, selection.rows(run), path, replaces=replaces)
-    return f"Wrote {n:,} fault{'s' * (n != 1)} to {path}"
+    return f"Wrote {counted(n, 'fault')} to {path}"
+
+
+def _export_folder(run: Reader, selection: Selection, kind: str, folder: Path) -> str:
+    from themis.report import folders
+
+    write = folders.write_fiftyone if kind == "fiftyone" else folders.write_pictures
+    n, n_matching = write(run, selection, folder), selection.count(run)
+    left_out = "; the inputs of the others were not kept" if n < min(n_matching, selection.limit or n_matching) else ""
+    return f"Wrote the pictures of {n:,} of {counted(n_matching, 'fault')} to {folder}{left_out}"
 
 
 def _draw(run: Reader, selection: Selection, path: Path, replaces: bool) -> str:
     """Draw the first matching faults whose inputs were kept."""
-    from themis.runs.display.fault import stored_boxes
     from themis.runs.display.figure import draw_pairs
-    from themis.runs.store.files import fresh_file
+    from themis.runs.replay import stored_inputs
 
-    n_matching = selection.count(run)
+    n_matching, start = selection.count(run), run.record["start"]
     conditions, limit = [*selection.conditions, "tensors IS NOT NULL"], min(selection.limit or N_DRAWN, N_DRAWN)
     faults = replace(selection, conditions=conditions, limit=limit).faults(run)
-    kept = run.tensors([fault.id for fault in faults])
-    pictures = [
-        (fault, kept[fault.id].clean_inputs[0], kept[fault.id].inputs[0]) for fault in faults if fault.id in kept
-    ]
-    start = run.record["start"]
-    boxes = [stored_boxes(kept[fault.id], start["oracle"]) for fault, _, _ in pictures]
+    tensors = run.tensors([fault.id for fault in faults])
+    kept = [(fault, tensors[fault.id]) for fault in faults if fault.id in tensors]
+    pictures = [(fault, stored_inputs(stored, start)) for fault, stored in kept]
     if not pictures:
         found = f"of {n_matching:,} that match, no input was kept" if n_matching else "no fault matches"
         raise UsageError(f"cannot draw faults: {found}")
     best = ": the most telling" if selection.sort == "telling" and not selection.is_reversed else ""
     title = f"{len(pictures)} of {n_matching:,} faults ({run.record['perturbation']}){best}"
     with fresh_file(path, replaces=replaces) as part, part.open("wb") as file:
-        draw_pairs(pictures, file, title=title, bounds=start["bounds"], classes=start.get("classes"), boxes=boxes)
+        draw_pairs(pictures, file, title, start.get("classes"))
     return f"Drew {len(pictures)} of {n_matching:,} faults in {path}"

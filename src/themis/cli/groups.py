@@ -1,42 +1,39 @@
-"""`themis groups`: group related faults. It only reads rows; `--locate` needs the model and the data."""
+"""Group related faults of a run, by wrong outcome, theta and the layers that changed or by content, and print what the
+faults of each group have in common and which of them to look at. The run may still be in progress.
 
-from __future__ import annotations
-
-import json
-from contextlib import closing
-from shlex import quote
-from textwrap import fill
-from typing import TYPE_CHECKING, Any
-
-from themis.cli import DONE
-from themis.cli.options import Parser, add_fields, add_option, explicit_values
-from themis.cli.output import analysis_progress
-from themis.cli.source import REPLAY_OPTIONS, TRUST_HELP, rebuild
-from themis.errors import UsageError
-from themis.runs.source import Origin
-from themis.text import print_json, print_text
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-
-    from themis.runs.analysis.bench import OnProgress
-    from themis.runs.analysis.groups import Group
-    from themis.runs.analysis.locate import Localization
-    from themis.runs.faults import Faults
-    from themis.runs.store.reader import Reader
-
-HELP = (
-    "Group related faults of a run, by wrong outcome, theta and the layers that changed, and print what the faults of "
-    "each group have in common and which of them to look at. The run may still be in progress. "
-    f"{TRUST_HELP}"
-)
-EXAMPLES = """
 themis groups runs/first
 themis groups runs/first --most 5 --locate
 themis groups runs/first --apart 0.5
+themis groups runs/first --by content
 themis groups runs/first --json
 """
 
+from __future__ import annotations
+
+from contextlib import closing
+from shlex import quote
+from textwrap import fill
+from typing import TYPE_CHECKING
+
+from themis.cli import DONE
+from themis.cli.options import CommandLine, Parser, add_option
+from themis.cli.output import analysis_progress
+from themis.cli.source import REPLAY_OPTIONS, add_overrides, rebuild
+from themis.errors import UsageError, nearest
+from themis.runs.store.reader import Reader
+from themis.text import counted, print_json, print_text
+
+if TYPE_CHECKING:
+    from themis.runs.analysis.bench import OnProgress
+    from themis.runs.analysis.groups import Group
+    from themis.runs.analysis.locate import Baseline, Localization
+    from themis.runs.faults import Faults
+
+NO_STRUCTURE = {
+    "change": "no two sets of these faults differ in two of outcome, theta and layers",
+    "content": "the features of these seeds form no clusters",
+}
+"""By what faults can be grouped, and what to say if all are in one group."""
 UNUSUAL = 2.0
 """Standard deviations from ordinary tests at which a layer counts as the one where a change starts."""
 
@@ -44,47 +41,65 @@ UNUSUAL = 2.0
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of the run")
     add_option(parser, "most", int, 20, "maximum number of groups, and about as many faults to look at in total")
-    add_option(
-        parser, "apart", float, 0.75, "how much groups must differ in two of three views; less gives more groups"
+    text = (
+        "what is alike in a group: change (outcome, theta and layers), or content (what is in the clean inputs, by the "
+        "features of the model, which is run on them again; extra content)"
     )
+    add_option(parser, "by", str, "change", text)
+    text = "how much groups by change must differ in two of three views; less gives more groups"
+    add_option(parser, "apart", float, 0.75, text)
     text = "run faults of each group again, and print the layers and neurons that react unusually strongly"
     parser.add_argument("--locate", action="store_true", help=text)
     parser.add_argument("--json", action="store_true", help="print only the result, as JSON")
-    source = parser.add_argument_group("model and data for --locate, if not as recorded in the run")
-    add_fields(source, Origin, only=REPLAY_OPTIONS, shows_default=False)
+    add_overrides(parser, REPLAY_OPTIONS, "model and data for --locate and --by content, if not as recorded in the run")
 
 
-def execute(arguments: Namespace, explicit_options: set[str]) -> int:
+def execute(arguments: CommandLine) -> int:
     from themis.runs.analysis.groups import group
-    from themis.runs.store.reader import Reader
 
-    if not arguments.locate and (unused := explicit_options & {*REPLAY_OPTIONS}):
+    is_by_content = arguments.by == "content"
+    if arguments.by not in NO_STRUCTURE:
+        raise UsageError(f"--by must be change or content, got {arguments.by!r}: {nearest(arguments.by, NO_STRUCTURE)}")
+    if not (arguments.locate or is_by_content) and (unused := arguments.given.keys() & {*REPLAY_OPTIONS}):
         names = ", ".join(f"--{name}" for name in sorted(unused))
         raise UsageError(
-            f"{names} must be combined with --locate, because grouping needs no model: add --locate, or leave it out"
+            f"{names} must be combined with --locate or --by content, because grouping by change needs no model: add "
+            "one, or leave it out"
         )
+    if is_by_content and "apart" in arguments.given:
+        raise UsageError("--apart must be left out with --by content: it is for groups by change")
     with closing(Reader(arguments.run)) as run:
         faults = run.faults()
-        groups = group(faults, arguments.most, arguments.apart)
+        if is_by_content:
+            from themis.runs.analysis.content import group_by_content
+            from themis.runs.replay import read_run
+
+            groups = group_by_content(read_run(rebuild(run, arguments.given)), arguments.most)
+        else:
+            groups = group(faults, arguments.most, arguments.apart)
         located: list[Localization | None] = [None] * len(groups)
         if arguments.locate and groups:
-            overrides = explicit_values(arguments, REPLAY_OPTIONS, explicit_options)
+            from themis.runs.analysis.locate import learn_baseline
+            from themis.runs.replay import read_run
+
             with analysis_progress(is_silent=arguments.json) as show:
-                located = _locate(run, faults, groups, overrides, show)
+                baseline = learn_baseline(read_run(rebuild(run, arguments.given)), on_progress=show)
+                located = _locate(baseline, faults, groups, show)
         if arguments.json:
-            print_json(json.dumps([_as_object(*pair) for pair in zip(groups, located, strict=True)], indent=2))
+            objects = [
+                group.as_dict() | ({} if where is None else {"located": where.as_dict()})
+                for group, where in zip(groups, located, strict=True)
+            ]
+            print_json(objects)
         else:
-            _print(run, faults, groups, located, arguments.most)
+            _print(run, faults, groups, located, NO_STRUCTURE[arguments.by] if arguments.most > 1 else "")
     return DONE
 
 
-def _locate(
-    run: Reader, faults: Faults, groups: list[Group], overrides: dict[str, Any], show: OnProgress
-) -> list[Localization | None]:
-    from themis.runs.analysis.locate import MEMBERS, learn_baseline, locate
+def _locate(baseline: Baseline, faults: Faults, groups: list[Group], show: OnProgress) -> list[Localization | None]:
+    from themis.runs.analysis.locate import MOST_LOCATED, locate
 
-    baseline = learn_baseline(rebuild(run, overrides), on_progress=show)
-    n_done, n = 0, sum(min(MEMBERS, len(group.ids)) for group in groups)
+    n_done, n = 0, sum(min(MOST_LOCATED, len(group.ids)) for group in groups)
     located: list[Localization | None] = []
     for group in groups:
         location = locate(group, baseline, faults)
@@ -94,18 +109,16 @@ def _locate(
     return located
 
 
-def _print(run: Reader, faults: Faults, groups: list[Group], located: list[Localization | None], most: int) -> None:
-    n, n_groups = len(faults), len(groups)
-    shown = sum(len(group.representatives) for group in groups)
-    if not n:
+def _print(run: Reader, faults: Faults, groups: list[Group], located: list[Localization | None], alone: str) -> None:
+    """alone: what to say if all faults are in one group."""
+    if not len(faults):
         print_text(f"{run.path} has no faults to group")
         return
-    print_text(
-        f"{n:,} fault{'s' * (n != 1)} in {n_groups} group{'s' * (n_groups != 1)}, {shown} of them to look at; "
-        f"run one again: themis replay {quote(str(run.path))} FAULT"
-    )
-    if n > n_groups == 1 < most:
-        print_text("No structure found: no two sets of these faults differ in two of outcome, theta and layers")
+    found = f"{counted(len(faults), 'fault')} in {counted(len(groups), 'group')}"
+    shown = sum(len(group.representatives) for group in groups)
+    print_text(f"{found}, {shown} of them to look at; run one again: themis replay {quote(str(run.path))} FAULT")
+    if len(faults) > len(groups) == 1 and alone:
+        print_text(f"No structure found: {alone}")
     for number, (group, location) in enumerate(zip(groups, located, strict=True), 1):
         print_text()
         print_text(fill(group.text, 100, initial_indent=f"{number:>3}  ", subsequent_indent="     "))
@@ -124,7 +137,3 @@ def _describe_location(location: Localization) -> str:
         f"starts in {first.layer}: moves {first.times:.2g} times as much as expected "
         f"({first.score:.1f} standard deviations); strongest neurons {neurons}"
     )
-
-
-def _as_object(group: Group, located: Localization | None) -> dict[str, Any]:
-    return group.as_dict() | ({} if located is None else {"located": located.as_dict()})

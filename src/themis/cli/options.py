@@ -10,13 +10,17 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
-from types import NoneType, UnionType
+from functools import partial
+from pathlib import Path
+from shutil import get_terminal_size
+from types import MappingProxyType, NoneType, UnionType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from themis.errors import UsageError, closest
-from themis.reading import import_yaml, read_yaml
+from themis.reading import read_yaml
+from themis.runs.store.files import check_free
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -25,55 +29,31 @@ Group = argparse._ActionsContainer
 """A parser, or a titled group of its options."""
 
 FORCE_HELP = "replace the file if it exists; pages and pictures that Themis wrote are replaced anyway"
-ONLY_READ_HELP = "Nothing that the folder names is run."
-NOT_IN_A_FILE = ("config", "print_config", "print_suite", "words", "from_config")
-"""Names in a namespace that are not options of a file.
-
-`words` is the command line itself, `from_config` the names of the options that the file sets and no flag overrides.
-"""
+NOT_IN_A_FILE = ("config", "print_config", "print_suite", "words", "given", "from_config")
+"""Names of a `CommandLine` that are not options of a file."""
 
 UNBOUNDED = (-math.inf, math.inf)
 """The value of `--bounds auto`."""
 
 METAVARS = {
-    "model": "MODEL",
-    "weights": "FILE",
-    "trust": "PATH,...",
-    "data": "DATA",
-    "train": "DATA",
-    "features": "FILE",
-    "metadata": "FILE",
-    "sheet": "FILE",
-    "folder": "FOLDER",
-    "out": "FOLDER",
-    "mce_baseline": "SUITE",
-    "techniques": "NAME,...",
-    "magnitudes": "NAME,...",
-    "also": "NAME,...",
-    "from": "NAME,...",
+    **{"model": "MODEL", "trust": "PATH,...", "mce_baseline": "SUITE", "baseline_model": "MODEL", "baseline": "RUN"},
+    **dict.fromkeys(("data", "train"), "DATA"),
+    **dict.fromkeys(("weights", "features", "metadata", "sheet", "baseline_weights", "junit", "markdown"), "FILE"),
+    **dict.fromkeys(("folder", "out"), "FOLDER"),
+    **dict.fromkeys(("techniques", "magnitudes", "also", "from"), "NAME,..."),
 }
 """Placeholders of options by name, where that of their type says too little."""
 
-REPEATED = ("trust",)
-"""Options whose flag can be repeated."""
-
 
 class Option(argparse.Action):
-    """A flag whose value is stored as text; `parse` converts it."""
+    """A flag whose value is stored as text, which `parse` converts. A list can also be given by repeating the flag."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, *, kind: Any, is_required: bool, **rest: Any) -> None:
+    def __init__(self, option_strings: Sequence[str], dest: str, *, kind: Any, **rest: Any) -> None:
         super().__init__(option_strings, dest, **rest)
-        self.kind, self.is_required = kind, is_required
+        self.kind = kind
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
-        setattr(namespace, self.dest, values)
-
-
-class Repeated(Option):
-    """A list that can also be given by repeating the flag; all its values count."""
-
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
-        before = getattr(namespace, self.dest, None)
+        before = getattr(namespace, self.dest, None) if bare_kind(self.kind)[0] == list[str] else None
         setattr(namespace, self.dest, values if before is None else f"{before},{values}")
 
 
@@ -89,33 +69,25 @@ class Parser(argparse.ArgumentParser):
     """A parser that raises `UsageError`, rejects abbreviated flags, and accepts -1,1 as a value."""
 
     def __init__(self, **rest: Any) -> None:
-        super().__init__(formatter_class=_Help, allow_abbrev=False, **rest)
+        width = min(100, get_terminal_size().columns) - 1
+        form = partial(argparse.RawDescriptionHelpFormatter, max_help_position=26, width=width)
+        super().__init__(formatter_class=form, allow_abbrev=False, **rest)
         self._negative_number_matcher = re.compile(r"-\.?\d")
         self.ignored: frozenset[str] = frozenset()
         """Options of other commands that a configuration file may have too."""
         self._positionals.title = "arguments"
 
     def error(self, message: str) -> NoReturn:
-        without_value = re.fullmatch(r"argument (\S+): expected .*argument", message)
-        missing = re.fullmatch(r"the following arguments are required: (.+)", message)
-        if without_value:
-            raise UsageError(f"{without_value[1]} must be followed by a value, got none: see {self.prog} --help")
-        if missing:
-            raise UsageError(f"{missing[1]} must be given: see {self.prog} --help")
+        message = re.sub(r"argument (\S+): expected .*argument", r"\1 must be followed by a value, got none", message)
+        message = re.sub(r"the following arguments are required: (.+)", r"\1 must be given", message)
         raise UsageError(f"{message}: see {self.prog} --help")
 
     def describe_usage(self) -> None:
-        """Shorten the usage line to the required arguments; the options are listed below it."""
-        flags = [f"{a.option_strings[0]} {a.metavar}" for a in self._actions if getattr(a, "is_required", False)]
-        positionals = [_describe_positional(a) for a in self._actions if not a.option_strings]
-        self.usage = " ".join(["%(prog)s", *positionals, *flags, "[options]"])
-
-
-class _Help(argparse.RawDescriptionHelpFormatter):
-    def __init__(self, prog: str) -> None:
-        from shutil import get_terminal_size
-
-        super().__init__(prog, max_help_position=26, width=min(100, get_terminal_size().columns) - 1)
+        """Shorten the usage line to the arguments; the options are listed below it."""
+        forms = {"?": "[{}]", "*": "[{} ...]", "+": "{} ..."}
+        positionals = [action for action in self._actions if not action.option_strings]
+        words = [forms.get(str(action.nargs), "{}").format(action.metavar) for action in positionals]
+        self.usage = " ".join(["%(prog)s", *words, "[options]"])
 
 
 def add_fields(
@@ -123,7 +95,6 @@ def add_fields(
     kind: type[DataclassInstance],
     *,
     only: Collection[str] | None = None,
-    required: Collection[str] = (),
     shows_default: bool = True,
     defaults: Mapping[str, Any] | None = None,
 ) -> None:
@@ -134,15 +105,8 @@ def add_fields(
     hints = get_type_hints(kind)
     for field in fields(kind):
         if "help" in field.metadata and (only is None or field.name in only):
-            add_option(
-                group,
-                field.name,
-                hints[field.name],
-                (defaults or {}).get(field.name, field.default),
-                field.metadata["help"],
-                is_required=field.name in required,
-                shows_default=shows_default,
-            )
+            name, default = field.name, (defaults or {}).get(field.name, field.default)
+            add_option(group, name, hints[name], default, field.metadata["help"], shows_default=shows_default)
 
 
 def add_option(
@@ -152,21 +116,22 @@ def add_option(
     default: Any,
     text: str,
     *,
-    is_required: bool = False,
     shows_default: bool = True,
-) -> argparse.Action:
+    metavar: str | None = None,
+) -> None:
     """Add a flag that takes a value, unless it can only be switched on: `max_tests` becomes `--max-tests`."""
+    flag = f"--{name.replace('_', '-')}"
     if kind is bool and default is False:
-        return group.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=text.replace("%", "%%"))
+        group.add_argument(flag, action="store_true", help=text.replace("%", "%%"))
+        return
     if shows_default and default not in (None, ""):
         text = f"{text} (default: {format_value(default)})"
-    return group.add_argument(
-        f"--{name.replace('_', '-')}",
-        action=Repeated if name in REPEATED else Option,
+    group.add_argument(
+        flag,
+        action=Option,
         kind=kind,
-        is_required=is_required,
         default=default,
-        metavar=METAVARS.get(name) or placeholder(kind),
+        metavar=metavar or METAVARS.get(name) or VALUE_KINDS[bare_kind(kind)[0]].placeholder,
         help=text.replace("%", "%%"),
     )
 
@@ -181,42 +146,55 @@ def add_config(group: Group) -> None:
     group.add_argument("--print-schema", action=PrintSchema, nargs=0, default=argparse.SUPPRESS, help=text)
 
 
-def parse(parser: Parser, words: Sequence[str]) -> tuple[argparse.Namespace, set[str]]:
-    """Return the value of every option, and the names of those that were set explicitly, by a flag or in the file."""
-    _reject_unknown_flags(parser, words)
+def check_file(flag: str, path: Path, endings: Sequence[str], *, replaces: bool) -> None:
+    """Refuse a file that an option names if it cannot be written, before the work that its content takes."""
+    if path.suffix.lower() not in endings:
+        raise UsageError(
+            f"{flag} must end in {', '.join(endings[:-1])} or {endings[-1]}, got {path}: choose another name"
+        )
+    check_free(path, replaces=replaces)
+
+
+class CommandLine(argparse.Namespace):
+    """What a command line, and the file that it names, say: the values of all options, by name."""
+
+    given: dict[str, Any]
+    """Those that the user has given, by a flag or in the file."""
+    from_config: set[str]
+    """The names of the options that the file sets and no flag overrides."""
+    words: list[str]
+    """The command line itself."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether only errors or JSON should be printed."""
+        return bool(getattr(self, "quiet", False) or getattr(self, "json", False))
+
+
+def parse(parser: Parser, words: Sequence[str]) -> CommandLine:
+    """Read a command line, and the file that it names."""
     actions = {action.dest: action for action in parser._actions if action.default != argparse.SUPPRESS}
     flags, rest = parser.parse_known_intermixed_args(words, argparse.Namespace(**dict.fromkeys(actions)))
+    for word in rest:
+        if word.startswith("-") and not parser._negative_number_matcher.match(word):
+            flag = word.partition("=")[0]
+            remedy = _closest(flag, parser._option_string_actions, f"see {parser.prog} --help")
+            raise UsageError(f"unknown option {flag}: {remedy}")
     if rest:
         raise UsageError(f"unexpected argument {rest[0]!r}: options start with --, and lists are written as a,b")
     from_flags = {name: value for name, value in vars(flags).items() if value is not None}
     from_file = read_config(from_flags["config"], actions, parser.ignored) if "config" in from_flags else {}
-    values = {}
-    for name, action in actions.items():
-        if name in from_flags:
-            value = from_flags[name]
-            values[name] = convert(name, value, action.kind) if isinstance(action, Option) else value
-        else:
-            values[name] = from_file.get(name, action.default)
-    for name, action in actions.items():
-        if getattr(action, "is_required", False) and not values[name] and not values.get("print_config"):
-            raise UsageError(f"{action.option_strings[0]} must be given: {str(action.help).replace('%%', '%')}")
-    if "config" in actions:
-        values["from_config"] = {*from_file} - {*from_flags}
-    return argparse.Namespace(**values), {*from_flags, *from_file}
+    for name, value in from_flags.items():
+        action = actions[name]
+        from_flags[name] = convert(name, value, action.kind) if isinstance(action, Option) else value
+    given = {**from_file, **from_flags}
+    values = {name: action.default for name, action in actions.items()} | given
+    return CommandLine(**values, given=given, from_config=from_file.keys() - from_flags.keys())
 
 
-def explicit_values(
-    arguments: argparse.Namespace, names: Iterable[str], explicit_options: Collection[str]
-) -> dict[str, Any]:
-    """Those of the named options that were set explicitly, with their values."""
-    return {name: getattr(arguments, name) for name in names if name in explicit_options}
-
-
-def explicit_fields(
-    arguments: argparse.Namespace, kind: type[DataclassInstance], explicit_options: Collection[str]
-) -> dict[str, Any]:
-    """The fields of a dataclass that were set explicitly, with their values."""
-    return explicit_values(arguments, [field.name for field in fields(kind)], explicit_options)
+def fields_of(kind: type[DataclassInstance], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the given options that are fields of a dataclass."""
+    return {field.name: given[field.name] for field in fields(kind) if field.name in given}
 
 
 def read_config(path: str, actions: dict[str, argparse.Action], ignored: Collection[str] = ()) -> dict[str, Any]:
@@ -230,10 +208,8 @@ def read_config(path: str, actions: dict[str, argparse.Action], ignored: Collect
             continue
         if name not in known:
             raise UsageError(f"unknown option {key!r} in {path}: {_closest(name, known, 'see --help')}")
-        action = actions[name]
-        kind = kind_of(action)
         try:
-            values[name] = convert(name, value, kind)
+            values[name] = convert(name, value, kind_of(actions[name]))
         except UsageError as error:
             raise UsageError(f"in {path}: {error}") from None
     return values
@@ -253,18 +229,9 @@ def as_yaml(values: dict[str, Any]) -> str:
         for name, value in values.items()
         if name not in NOT_IN_A_FILE
     }
-    return str(import_yaml().safe_dump(plain, sort_keys=False, allow_unicode=True)).rstrip()
+    import yaml
 
-
-def _reject_unknown_flags(parser: Parser, words: Sequence[str]) -> None:
-    known = parser._option_string_actions
-    for word in words:
-        if word == "--":
-            return
-        flag = word.partition("=")[0]
-        is_value = not flag.startswith("-") or flag == "-" or parser._negative_number_matcher.match(flag)
-        if not is_value and flag not in known:
-            raise UsageError(f"unknown option {flag}: {_closest(flag, known, f'see {parser.prog} --help')}")
+    return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)).rstrip()
 
 
 def _closest(name: str, known: Collection[str], otherwise: str) -> str:
@@ -293,11 +260,6 @@ def read_config_file(path: str) -> dict[Any, Any]:
     return content or {}
 
 
-def _describe_positional(action: argparse.Action) -> str:
-    name = str(action.metavar or action.dest)
-    return {"?": f"[{name}]", "*": f"[{name} ...]", "+": f"{name} ..."}.get(str(action.nargs), name)
-
-
 NULLS = ("null", "none")
 
 
@@ -317,11 +279,6 @@ def _as_share(text: Any) -> str:
     """What to write instead of a percentage."""
     percentage = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", str(text))
     return f": write {float(percentage[1]) / 100:g} for {percentage[0]}" if percentage else ""
-
-
-def placeholder(kind: Any) -> str:
-    """The placeholder for a value of a type in the help."""
-    return VALUE_KINDS[bare_kind(kind)[0]].placeholder
 
 
 def format_value(value: Any) -> str:
@@ -345,10 +302,9 @@ def _integer(value: Any) -> int:
     try:
         return int(str(value))
     except ValueError:
-        number = _number(value)
-    if number != int(number):
-        raise ValueError
-    return int(number)
+        if not (number := _number(value)).is_integer():
+            raise
+        return int(number)
 
 
 def _number(value: Any) -> float:
@@ -365,16 +321,12 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _boolean(value: Any) -> bool:
-    return {"true": True, "false": False}[str(value).lower()]
-
-
 def _list(read: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
-    """Read `a,b`, `[a, b]` or a single value."""
+    """Read `a,b`, `[a, b]` or a single value; a comma in brackets, as in `pgd(steps=2,size=1)`, does not count."""
 
     def read_list(value: Any) -> list[Any]:
         if isinstance(value, str):
-            value = [part.strip(" '\"") for part in value.strip("[] ").split(",")]
+            value = [part.strip(" '\"") for part in re.split(r",(?![^(]*\))", value.strip("[] "))]
         items = [read(item) for item in (value if isinstance(value, list) else [value])]
         if not items or "" in items:
             raise ValueError
@@ -391,41 +343,36 @@ def _pair(value: Any) -> tuple[float, float]:
 
 
 class Kind(NamedTuple):
-    """How values of a type are shown in the help, described in errors, and read (`read` raises ValueError)."""
+    """How values of a type are shown in the help, described in errors, and read."""
 
     placeholder: str
     rule: str
     read: Callable[[Any], Any]
+    """Raises ValueError or KeyError for a value of another kind."""
+    types: list[str]
+    """What a file may give, as a JSON Schema says it; a list may also be written as the text `a,b`."""
+    more: Mapping[str, Any] = MappingProxyType({})
+    """The rest of the schema."""
 
 
+_NUMBERS, _INTEGERS, _TEXTS = ({"items": {"type": kind}} for kind in ("number", "integer", ["string", "number"]))
+_BOOLS = {"true": True, "false": False}
 VALUE_KINDS: dict[Any, Kind] = {
-    int: Kind("N", "a whole number", _integer),
-    float: Kind("X", "a number", _number),
-    str: Kind("NAME", "text", _text),
-    bool: Kind("", "true or false", _boolean),
-    list[float]: Kind("X,X,...", "numbers such as 0.4,0.5,0.4", _list(_number)),
-    list[int]: Kind("N,N,...", "whole numbers such as 2,0,1", _list(_integer)),
-    list[str]: Kind("NAME,...", "names such as conv1,fc*", _list(_text)),
-    tuple[float, float]: Kind("LOW,HIGH", "two numbers such as 0,255", _pair),
+    int: Kind("N", "a whole number", _integer, ["integer"]),
+    float: Kind("X", "a number", _number, ["number"]),
+    str: Kind("NAME", "text", _text, ["string", "number"]),
+    bool: Kind("", "true or false", lambda value: _BOOLS[str(value).lower()], ["boolean"]),
+    list[float]: Kind(
+        "X,X,...", "numbers such as 0.4,0.5,0.4", _list(_number), ["array", "string", "number"], _NUMBERS
+    ),
+    list[int]: Kind(
+        "N,N,...", "whole numbers such as 2,0,1", _list(_integer), ["array", "string", "integer"], _INTEGERS
+    ),
+    list[str]: Kind("NAME,...", "names such as conv1,fc*", _list(_text), ["array", "string", "number"], _TEXTS),
+    tuple[float, float]: Kind(
+        "LOW,HIGH", "two numbers such as 0,255", _pair, ["array", "string"], _NUMBERS | {"minItems": 2, "maxItems": 2}
+    ),
 }
-
-
-TYPES: dict[Any, dict[str, Any]] = {
-    int: {"type": "integer"},
-    float: {"type": "number"},
-    str: {"type": ["string", "number"]},
-    bool: {"type": "boolean"},
-    list[int]: {"type": ["array", "string", "integer"], "items": {"type": "integer"}},
-    list[float]: {"type": ["array", "string", "number"], "items": {"type": "number"}},
-    list[str]: {"type": ["array", "string", "number"], "items": {"type": ["string", "number"]}},
-    tuple[float, float]: {
-        "type": ["array", "string"],
-        "items": {"type": "number"},
-        "minItems": 2,
-        "maxItems": 2,
-    },
-}
-"""The values that a file may give for an option of a type; a list may also be written as the text `a,b`."""
 
 
 def describe_options(parser: argparse.ArgumentParser) -> dict[str, Any]:
@@ -447,10 +394,8 @@ def describe_options(parser: argparse.ArgumentParser) -> dict[str, Any]:
 
 def _describe(action: argparse.Action) -> dict[str, Any]:
     kind, is_optional = bare_kind(kind_of(action))
-    described = dict(TYPES[kind])
-    if is_optional:
-        types = described["type"]
-        described["type"] = [*(types if isinstance(types, list) else [types]), "null"]
+    types = VALUE_KINDS[kind].types + ["null"] * is_optional
+    described = {"type": types if len(types) > 1 else types[0], **VALUE_KINDS[kind].more}
     described["description"] = str(action.help).replace("%%", "%")
     default = False if kind is bool and action.default is None else action.default
     if default not in (None, argparse.SUPPRESS):

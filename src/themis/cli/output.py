@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from themis.campaign.callback import Callback
 from themis.cli import INTERRUPTED
-from themis.cli.gate import check_finished, print_results, write_files
-from themis.cli.options import Group, add_option
+from themis.cli.gate import check, is_requested, print_results, read_errors, write_files, write_page
+from themis.cli.options import CommandLine, Group, add_option
 from themis.errors import ModelError
-from themis.text import own_stream, print_json, print_text
+from themis.report.table import Table, table_console
+from themis.report.trackers import Tracker, close_trackers
+from themis.text import counted, own_stream, print_json, print_text
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
-    from themis.campaign.callback import Callback
     from themis.report.gates.gates import Gates
-    from themis.report.trackers import Tracker
+    from themis.report.progress import ShowCells
     from themis.runs.analysis.bench import OnProgress
     from themis.runs.run import Run
+    from themis.suites.result import CorruptionErrors, SuiteRun
 
 AUTO = "auto"
 """The value of `--out` that stands for a new folder with a name of its own."""
@@ -36,15 +37,12 @@ def add_verbosity(group: Group) -> None:
     group.add_argument("--json", action="store_true", help="print only the summary, as JSON")
 
 
-def add_verbose(group: Group) -> None:
-    """Add `--verbose`."""
+def add_campaign_output(group: Group) -> None:
+    """Add `--no-report`, `--quiet`, `--json` and `--verbose`."""
+    group.add_argument("--no-report", action="store_true", help="do not write report.html into the folder at the end")
+    add_verbosity(group)
     text = "print all figures at the end: sampling, proposals, time, normality and forecasts too"
     group.add_argument("-v", "--verbose", action="store_true", help=text)
-
-
-def add_report(group: Group) -> None:
-    """Add `--no-report`."""
-    group.add_argument("--no-report", action="store_true", help="do not write report.html into the folder at the end")
 
 
 def add_track(group: Group) -> None:
@@ -53,60 +51,30 @@ def add_track(group: Group) -> None:
     add_option(group, "track", list[str] | None, None, text)
 
 
-def read_trackers(names: list[str] | None, folder: str | None) -> list[Tracker]:
-    """The trackers named by `--track`."""
-    if not names:
-        return []
-    from themis.report.trackers import choose_trackers
-
-    return choose_trackers(names, folder)
-
-
-def progress_callbacks(arguments: Namespace) -> list[Callback]:
+def progress_callbacks(arguments: CommandLine) -> list[Callback]:
     """The callback that shows the progress in the terminal, unless `--quiet` or `--json` is set."""
-    return [] if arguments.quiet or arguments.json else [_show_progress(arguments.verbose)]
+    if arguments.is_silent:
+        return []
+    from rich.console import Console
 
-
-def _show_progress(is_verbose: bool) -> Callback:
-    """Progress in the terminal; without rich, only the summary."""
-    from themis.campaign.callback import Callback
-
-    try:
-        from rich.console import Console
-
-        from themis.report.progress import ShowProgress
-    except ImportError:
-
-        class ShowSummary(Callback):
-            def on_end(self, run: Run) -> None:
-                from themis.runs.display.text import summary_lines
-
-                print_text("\n".join(summary_lines(run, is_verbose=is_verbose)))
-
-        return ShowSummary()
+    from themis.report.progress import ShowProgress
 
     class PatientConsole(Console):
         def on_broken_pipe(self) -> None:
             """Keep the campaign running when the reader of the output has gone; by default, rich exits."""
             self.quiet = True
 
-    return ShowProgress(PatientConsole(file=own_stream(sys.stdout)), is_verbose=is_verbose)
+    return [ShowProgress(PatientConsole(file=own_stream(sys.stdout)), is_verbose=arguments.verbose)]
 
 
 @contextmanager
 def analysis_progress(*, is_silent: bool) -> Iterator[OnProgress]:
     """Shows the progress of an analysis: a bar with the time left in a terminal, occasional lines elsewhere."""
-    if is_silent:
-        from themis.runs.analysis.bench import ignore_progress
-
-        yield ignore_progress
-        return
     from rich.progress import TimeRemainingColumn
 
     from themis.report.progress import StepBar
-    from themis.report.table import table_console
 
-    bar, shown = StepBar(table_console(), TimeRemainingColumn(), is_patient=True), ("", 0)
+    bar, shown = StepBar(table_console(is_silent=is_silent), TimeRemainingColumn(), is_patient=True), ("", 0)
 
     def show(text: str, n_done: int, n: int) -> None:
         nonlocal shown
@@ -115,74 +83,87 @@ def analysis_progress(*, is_silent: bool) -> Iterator[OnProgress]:
             bar.start(0, max(n, 1))
         bar.say(text, f"{text}: {n_done:,} of at most {n:,} tests" if n else text, n_done)
 
-    try:
+    with closing(bar):
         yield show
-    finally:
-        bar.stop()
+
+
+@contextmanager
+def shown_cells(arguments: CommandLine, out: Path) -> Iterator[ShowCells]:
+    """Shows the steps of an experiment, unless `--quiet` or `--json` is set; Ctrl-C prints how to resume it."""
+    from themis.report.progress import ShowCells
+
+    with closing(ShowCells(table_console(is_silent=arguments.is_silent))) as progress:
+        try:
+            yield progress
+        except KeyboardInterrupt:
+            progress.close()
+            kept = f"{progress.n_done:,} of {counted(progress.n_cells, progress.noun)} are kept"
+            again = f"To resume, use the same command with --out {quote(str(out))}"
+            progress.on_note(
+                f"Interrupted; {kept}. {again}" if progress.n_cells else "Interrupted before the first step"
+            )
+            raise
 
 
 def finish(
-    result: Run,
-    arguments: Namespace,
+    result: Run | SuiteRun,
+    arguments: CommandLine,
     *,
     out: str | None,
     trackers: Sequence[Tracker] = (),
     gates: Gates | None = None,
     writes_report: bool = True,
 ) -> int:
-    """Write the report, check the gates and print where the results are; returns the exit code."""
-    is_interrupted = result.stop_reason == "user"
-    page = _earlier_page(out)
+    """Write the report, check the gates and print where the results are; returns the exit code.
+
+    out: the folder of the run or the suite, as the user wrote it.
+    """
+    from themis.suites.result import SuiteRun
+
+    if isinstance(result, SuiteRun):
+        is_interrupted, errors = result.state == "interrupted", read_errors(result, arguments)
+    else:
+        is_interrupted, errors = result.stop_reason == "user", None
+    before = None if out is None else Path(out) / "report.html"
+    page = str(before) if before is not None and before.is_file() else None  # of before the run was resumed
+    results = None
     try:
-        results = check_finished(result, gates, arguments, folder=out)
+        if gates is not None and not is_interrupted and (is_requested(arguments, gates) or result.decision):
+            results = check(result, gates, arguments, folder=out, errors=errors)
     finally:  # the page needs no gates
-        if not arguments.no_report and (writes_report or (gates and page)):
-            page = write_page(out)
+        if out is not None and not arguments.no_report and (writes_report or (gates and page)):
+            page = write_page(out, errors)
     if results is not None:
         write_files(results, arguments)
-    if trackers:
-        from themis.report.trackers import finish as finish_trackers
-
-        finish_trackers(trackers, *([] if page is None else [Path(page)]))
+    close_trackers(trackers, *([] if page is None else [Path(page)]))
     if arguments.json:
-        gate_results = {} if results is None else {"gates": results.as_dict()}
-        print_json(json.dumps({**result.summary(), "out": out, "report": page, **gate_results}, indent=2))
-        return INTERRUPTED if is_interrupted else print_results(results, arguments)
-    if out and not arguments.quiet:
-        print_text(f"Results in {out}" if page is None else f"Report: {page}")
-        if len(result.faults):
+        more: dict[str, Any] = {} if errors is None else {"corruption_errors": asdict(errors)}
+        more |= {} if results is None else {"gates": results.as_dict()}
+        print_json({**result.summary(), "out": out, "report": page, **more})
+    elif out and not arguments.quiet:
+        can_resume = is_interrupted
+        if isinstance(result, SuiteRun):
+            _show_suite(result, errors)
+            can_resume = result.state != "ended"
+        if page is None or isinstance(result, SuiteRun):
+            print_text(f"Results in {out}")
+        if page is not None:
+            print_text(f"Report: {page}")
+        if not isinstance(result, SuiteRun) and len(result.faults):
             print_text(f"List the faults: themis faults {quote(out)}")
-        if is_interrupted:
+        if can_resume:
             print_text(f"Resume: themis resume {quote(out)}")
-    if is_interrupted:
-        return INTERRUPTED
-    return print_results(results, arguments)
+    return INTERRUPTED if is_interrupted else print_results(results, arguments)
 
 
-def _earlier_page(out: str | None) -> str | None:
-    """The report that a run folder already has."""
-    path = None if out is None else Path(out) / "report.html"
-    return str(path) if path is not None and path.is_file() else None
+def _show_suite(suite: SuiteRun, errors: CorruptionErrors | None) -> None:
+    from themis.suites.definition import suite_title
+    from themis.suites.result import COLUMNS, sentences, slice_sentences, table_rows
 
-
-def write_page(out: str | None) -> str | None:
-    """Write the report of a run and return its path; a failure is printed, and does not fail the campaign."""
-    if out is None:
-        return None
-    from themis.report.page import write_report
-
-    return attempt_report(out, lambda: write_report(out))
-
-
-def attempt_report(out: str, write: Callable[[], Path]) -> str | None:
-    """Write a report of the folder `out` and return its path; a failure is printed, and None returned."""
-    try:
-        return str(write())
-    except Exception as error:
-        text = " ".join(str(error).split())
-        remedy = f"themis report {quote(out)} tries again"
-        print_text(f"themis: could not write the report: {text}; {remedy}", file=sys.stderr)
-        return None
+    notes = [*sentences(suite, errors), *slice_sentences(suite)]
+    notes += ["Stopped because the time of the suite is over."] * (suite.state == "out of time")
+    title, optional = suite_title(suite.name), ("magnitude", "time")
+    Table(title, COLUMNS, table_rows(suite), notes, optional, "report.html").show(table_console())
 
 
 @contextmanager

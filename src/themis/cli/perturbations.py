@@ -1,39 +1,34 @@
-"""`themis perturbations`: list the perturbations, and draw them."""
+"""List the perturbations with the range and the unit of their theta. --sheet draws them on a picture or a signal, with
+increasing strength from left to right. Perturbations can be combined and restricted as in --perturb:
+'rain(angle=-10:10) + fog'.
 
-from __future__ import annotations
-
-import json
-from pathlib import Path
-from textwrap import wrap
-from typing import TYPE_CHECKING, Any
-
-from themis.cli import DONE
-from themis.cli.options import FORCE_HELP, Parser, add_option
-from themis.errors import UsageError, nearest
-from themis.runs.source import Origin
-from themis.text import print_json, print_text
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-
-    from torch import Tensor
-
-    from themis.perturb import Perturbation, Theta
-
-HELP = (
-    "List the perturbations with the range and the unit of their theta. --sheet draws them on a picture or a signal, "
-    "with increasing strength from left to right. Perturbations can be combined and restricted as in --perturb: "
-    "'rain(angle=-10:10) + fog'."
-)
-EXAMPLES = """
 themis perturbations
 themis perturbations rain fog
 themis perturbations --family weather --sheet weather.png
 themis perturbations 'rain + motion_blur' --sheet mine.png --data images:photos --index 3
 """
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
+
+from themis.cli import DONE
+from themis.cli.options import FORCE_HELP, CommandLine, Parser, add_option, check_file
+from themis.errors import UsageError, nearest
+from themis.runs.source import Origin
+from themis.runs.store.files import fresh_file
+from themis.text import counted, print_json, print_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from themis.perturb import Perturbation, Theta
+
 LISTED_SIDES = (32, 224)
 """Shorter sides in pixels, for which ranges that are shares of the side are listed in pixels too."""
-FAMILIES = ("noise", "camera", "weather", "geometry", "attack", "table", "signal")
+FAMILIES = ("noise", "camera", "weather", "geometry", "corruption", "attack", "table", "signal")
 
 
 def add_arguments(parser: Parser) -> None:
@@ -42,9 +37,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     sheet = parser.add_argument_group("contact sheet")
     add_option(sheet, "sheet", str | None, None, "picture to write (.png, .pdf or .svg), with one row per perturbation")
-    add_option(
-        sheet, "data", str | None, None, "inputs to perturb, as in themis run (default: a portrait, or heartbeats)"
-    )
+    text = "inputs to perturb, as in themis run (default: a portrait, or heartbeats)"
+    add_option(sheet, "data", str | None, None, text)
     add_option(sheet, "index", int, 0, "index of the input in the data")
     add_option(sheet, "bounds", tuple[float, float], (0.0, 1.0), "range of a raw input, such as 0,255")
     add_option(sheet, "magnitude", float | None, None, "largest strength of the perturbations, as in themis run")
@@ -52,12 +46,12 @@ def add_arguments(parser: Parser) -> None:
     sheet.add_argument("--force", action="store_true", help=FORCE_HELP)
 
 
-def execute(arguments: Namespace, explicit_options: set[str]) -> int:
+def execute(arguments: CommandLine) -> int:
     if arguments.sheet is not None:
-        _check_file(Path(arguments.sheet), is_forced=arguments.force)
+        check_file("--sheet", Path(arguments.sheet), (".png", ".pdf", ".svg"), replaces=arguments.force)
     chosen = _choose(arguments)
     if arguments.json:
-        print_json(json.dumps([_as_object(perturbation) for perturbation in chosen], indent=2, default=str))
+        print_json([_as_object(perturbation) for perturbation in chosen])
     elif arguments.sheet is None:
         print_text(_format_list(chosen))
     if arguments.sheet is not None:
@@ -65,22 +59,11 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     return DONE
 
 
-def _check_file(path: Path, *, is_forced: bool) -> None:
-    from themis.runs.store.files import check_free
-
-    if not path.parent.is_dir():
-        raise UsageError(f"--sheet must be a file in an existing folder, got {path}: create the folder first")
-    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise UsageError(f"--sheet must end in .png, .pdf or .svg, got {str(path)!r}")
-    check_free(path, replaces=is_forced)
-
-
-def _choose(arguments: Namespace) -> list[Perturbation]:
+def _choose(arguments: CommandLine) -> list[Perturbation]:
     from themis.perturb import PERTURBATIONS, choose_perturbation
 
     if arguments.family not in (None, *FAMILIES):
-        remedy = nearest(arguments.family, FAMILIES)
-        raise UsageError(f"unknown family {arguments.family!r}: {remedy}")
+        raise UsageError(f"unknown family {arguments.family!r}: {nearest(arguments.family, FAMILIES)}")
     names = arguments.names or PERTURBATIONS
     with Origin().in_folder():  # perturbations of the user are looked up in the current folder
         chosen = [choose_perturbation(name) for name in names]
@@ -91,8 +74,6 @@ def _choose(arguments: Namespace) -> list[Perturbation]:
 
 
 def _format_list(perturbations: list[Perturbation]) -> str:
-    from themis.text import counted
-
     lines: list[str] = []
     family = ""
     width = max((len(perturbation.name) for perturbation in perturbations), default=0)
@@ -113,9 +94,8 @@ def _format_range(theta: Theta) -> str:
     unit = f" ({theta.unit})" if theta.unit else ""
     sizes = [(theta.fitted(side).pixels, side) for side in LISTED_SIDES]
     pixels = "; ".join(f"{pixels} of {side}" for pixels, side in sizes if pixels)
-    return f"{theta.name}: {theta.low:g} to {theta.high:g}{unit}, weakest at {theta.identity:g}" + (
-        f"; {pixels}" if pixels else ""
-    )
+    text = f"{theta.name}: {theta.low:g} to {theta.high:g}{unit}, weakest at {theta.identity:g}"
+    return f"{text}; {pixels}" if pixels else text
 
 
 def _as_object(perturbation: Perturbation) -> dict[str, Any]:
@@ -126,14 +106,12 @@ def _as_object(perturbation: Perturbation) -> dict[str, Any]:
     return {**{name: getattr(perturbation, name) for name in names}, "theta": theta}
 
 
-def _draw(perturbations: list[Perturbation], arguments: Namespace) -> None:
+def _draw(perturbations: list[Perturbation], arguments: CommandLine) -> None:
     import torch
 
-    from themis.measure.inputs import within_bounds
+    from themis.measure.clean import within_bounds
     from themis.report.sheet import can_draw, draw_sheet
-    from themis.runs.store.files import fresh_file
-    from themis.target.target import check_options
-    from themis.text import counted
+    from themis.target.target import check_bounds
 
     has_signals = all(perturbation.inputs == "signal" for perturbation in perturbations)
     picture, bounds = _picture(arguments, has_signals=has_signals), arguments.bounds
@@ -143,7 +121,7 @@ def _draw(perturbations: list[Perturbation], arguments: Namespace) -> None:
             "--data must contain pictures [channels, height, width] or signals [channels, samples], got inputs "
             f"{list(shape)}"
         )
-    picture = within_bounds(picture[None], check_options(bounds, "element", "auto"), torch.zeros(1))[0]
+    picture = within_bounds(picture[None], check_bounds(bounds), torch.zeros(1))[0]
     drawn = [perturbation for perturbation in perturbations if can_draw(perturbation, shape)]
     skipped = [perturbation.name for perturbation in perturbations if perturbation not in drawn]
     path = Path(arguments.sheet)
@@ -153,14 +131,14 @@ def _draw(perturbations: list[Perturbation], arguments: Namespace) -> None:
             "tables cannot be drawn, those of pictures, clips and signals need such inputs, and some need 3 channels"
         )
     with fresh_file(path, replaces=arguments.force) as part, part.open("wb") as file:
-        options: dict[str, Any] = {"noise_seed": arguments.random_seed, "format": path.suffix[1:].lower()}
-        draw_sheet(picture, drawn, file, bounds=(bounds[0], bounds[1]), **options)
+        seed, ending = arguments.random_seed, path.suffix[1:].lower()
+        draw_sheet(picture, drawn, file, bounds=bounds, noise_seed=seed, format=ending)
     print_text(f"Drew {counted(len(drawn), 'perturbation')} in {path}")
     if skipped:
         print_text(f"Not drawn, because they need a model or other inputs: {', '.join(skipped)}")
 
 
-def _picture(arguments: Namespace, *, has_signals: bool) -> Tensor:
+def _picture(arguments: CommandLine, *, has_signals: bool) -> Tensor:
     if arguments.data is None:
         return _heartbeats() if has_signals else _portrait()
     from themis.data.seeds import read_seeds
@@ -188,4 +166,4 @@ def _portrait() -> Tensor:
     from themis.data.pictures import picture_seeds
 
     path = Path(matplotlib.get_data_path(), "sample_data", "grace_hopper.jpg")
-    return picture_seeds([path], None, size=224, subject=str(path)).inputs[0]
+    return picture_seeds([path], None, size=224).inputs[0]

@@ -1,76 +1,56 @@
-"""`themis replay`: run faults again and compare them with the recorded ones."""
+"""Run faults again and compare them with the recorded ones. The model and the data are rebuilt as recorded in the run,
+which may still be in progress. The exit code is 0 if every fault is reproduced, and 1 if one is not.
+
+themis replay runs/first 1204
+themis replay runs/first 1204 1377 --weights retrained.pt --out replayed.png
+"""
 
 from __future__ import annotations
 
-import json
 import math
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from themis.cli import DONE, GATE_FAILED
-from themis.cli.faults import read_ids
-from themis.cli.options import FORCE_HELP, Parser, add_fields, explicit_values
-from themis.cli.source import REPLAY_OPTIONS, TRUST_HELP, rebuild
-from themis.errors import UsageError, nearest
-from themis.runs.source import Origin
+from themis.cli.faults import named_faults
+from themis.cli.options import FORCE_HELP, CommandLine, Parser, check_file
+from themis.cli.source import REPLAY_OPTIONS, add_overrides, rebuild
+from themis.runs.fault import Fault, Replay
+from themis.runs.store.files import fresh_file
+from themis.runs.store.reader import Reader
 from themis.text import print_json, print_text
 
-if TYPE_CHECKING:
-    from argparse import Namespace
-
-    from themis.runs.fault import Fault, Replay
-    from themis.runs.store.reader import Reader
-
-HELP = (
-    "Run faults again and compare them with the recorded ones. The model and the data are rebuilt as recorded in the "
-    "run, which may still be in progress. The exit code is 0 if every fault is reproduced, and 1 if one is not. "
-    f"{TRUST_HELP}"
-)
-EXAMPLES = """
-themis replay runs/first 1204
-themis replay runs/first 1204 1377 --weights retrained.pt --out replayed.png
-"""
-EXTENSIONS = (".png", ".npz")
 FIELDS = ("id", "seed_id", "perturbation", "theta", "label", "clean_answer", "clean_value")
 
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of the run")
     parser.add_argument("ids", metavar="FAULT", nargs="+", help="number of a fault, as listed by `themis faults RUN`")
-    source = parser.add_argument_group("model and data, if not as recorded in the run")
-    add_fields(source, Origin, only=REPLAY_OPTIONS, shows_default=False)
+    add_overrides(parser, REPLAY_OPTIONS)
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print only the result, as JSON")
     output.add_argument("--out", metavar="FILE", help="write the clean and the disturbed inputs as .png or .npz")
     output.add_argument("--force", action="store_true", help=FORCE_HELP)
 
 
-def execute(arguments: Namespace, explicit_options: set[str]) -> int:
+def execute(arguments: CommandLine) -> int:
     out = None if arguments.out is None else Path(arguments.out)
-    if out is not None and out.suffix.lower() not in EXTENSIONS:
-        raise UsageError(f"--out must have a known file extension, got {out}: {nearest(out.suffix, EXTENSIONS)}")
-    from themis.runs.store.files import check_free
-    from themis.runs.store.reader import Reader
-
     if out is not None:
-        check_free(out, replaces=arguments.force)
+        check_file("--out", out, (".png", ".npz"), replaces=arguments.force)
 
     with closing(Reader(arguments.run)) as run:
-        ids = read_ids(run, arguments.ids)
-        replayer = rebuild(run, explicit_values(arguments, REPLAY_OPTIONS, explicit_options))
-        selected = run.faults("id IN (SELECT value FROM json_each(?))", (json.dumps(ids),))
-        faults = {fault.id: fault for fault in selected}
+        faults = named_faults(run, arguments.ids)
+        replayer = rebuild(run, arguments.given)
         replays = []
-        for id in dict.fromkeys(ids):
-            replay = replayer.replay(faults[id])
-            replays.append((faults[id], replay))
+        for fault in faults:
+            replays.append((fault, replay := replayer.replay(fault)))
             if not arguments.json:
-                print_text(_describe(faults[id], replay, bool(replayer.perturbation.passes)), flush=True)
+                print_text(_describe(fault, replay, bool(replayer.perturbation.passes)), flush=True)
         if arguments.json:
             objects = [_as_object(*pair) for pair in replays]
-            print_json(json.dumps({"faults": objects, "changes": replayer.changes}, indent=2, allow_nan=False))
+            print_json({"faults": objects, "changes": replayer.changes})
         else:
             print_text(_conclude(replays, replayer.changes))
         if out is not None:
@@ -79,32 +59,27 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
 
 
 def _describe(fault: Fault, replay: Replay, is_attack: bool) -> str:
-    from themis.runs.display.fault import describe_answer
+    from themis.runs.display.fault import describe_test
 
     theta = ", ".join(f"{name} {value:.4g}" for name, value in fault.theta.items())
-    recorded, now = (
-        describe_answer(test.answer, test.value, test.confidence, replace(fault, answer=test.answer).outcome)
-        for test in (fault, replay)
-    )
+    recorded, now = (describe_test(fault, test) for test in (fault, replay))
     clean = fault.clean_answer if fault.clean_value is None else f"{fault.clean_value:.6g}"
     answers = f"recorded {recorded}, now {now}" if clean is None else f"clean {clean}, recorded {recorded}, now {now}"
+    if replay.is_same:
+        verdict = "the same"
+    elif not replay.is_fault:
+        verdict = "no longer a fault"
+    else:
+        verdict = "the same answer, but a different output" if replay.answer == fault.answer else "a different fault"
     note = "; the model was given the recorded one" if is_attack and replay.input_gap else ""
     return "\n".join(
         [
             f"fault {fault.id}: seed {fault.seed_id}, {fault.perturbation} with {theta}",
-            f"  answer  {answers}: {_compare_answers(fault, replay)}",
+            f"  answer  {answers}: {verdict}",
             f"  input   {_describe_gap(replay.input_gap)}{note}",
             f"  output  {_describe_gap(replay.output_gap)}",
         ]
     )
-
-
-def _compare_answers(fault: Fault, replay: Replay) -> str:
-    if replay.is_same:
-        return "the same"
-    if not replay.is_fault:
-        return "no longer a fault"
-    return "the same answer, but a different output" if replay.answer == fault.answer else "a different fault"
 
 
 def _describe_gap(gap: float | None) -> str:
@@ -142,29 +117,20 @@ def _finite(value: float | None) -> float | None:
 
 def _write(run: Reader, replays: list[tuple[Fault, Replay]], path: Path, is_forced: bool) -> None:
     """Write the inputs as they were replayed, with the answers that the model gives now."""
-    from themis.runs.store.files import fresh_file
-
     with fresh_file(path, replaces=is_forced) as part, part.open("wb") as file:
         if path.suffix.lower() == ".png":
             from themis.runs.display.figure import draw_pairs
 
-            pictures = [
-                (
-                    replace(fault, answer=replay.answer, value=replay.value, confidence=replay.confidence),
-                    replay.clean_inputs,
-                    replay.inputs,
-                )
-                for fault, replay in replays
-            ]
+            pictures = []
+            for fault, replay in replays:
+                now = replace(fault, answer=replay.answer, value=replay.value, confidence=replay.confidence)
+                pictures.append((now, replay))
             title = f"Replayed ({run.record['perturbation']})"
-            start = run.record["start"]
-            boxes = [replay.boxes for _, replay in replays]
-            draw_pairs(pictures, file, title=title, bounds=start["bounds"], classes=start.get("classes"), boxes=boxes)
+            draw_pairs(pictures, file, title, run.record["start"].get("classes"))
         else:
             import numpy as np
 
-            names = ("clean_inputs", "inputs", "outputs")
-            arrays: dict[str, Any] = {
-                name: np.stack([getattr(replay, name) for _, replay in replays]) for name in names
-            }
-            np.savez(file, id=[fault.id for fault, _ in replays], **arrays)
+            arrays: dict[str, Any] = {"id": [fault.id for fault, _ in replays]}
+            for name in ("clean_inputs", "inputs", "outputs"):
+                arrays[name] = np.stack([getattr(replay, name) for _, replay in replays])
+            np.savez(file, **arrays)

@@ -1,55 +1,55 @@
-"""`themis report`: write a run as one HTML file. It only reads the run folder, so it needs no model and no data."""
+"""Write a run as one HTML file that opens in any browser without a network: the verdict, the numbers with their
+intervals, the faults with pictures, and how to reproduce them. The run may still be in progress. For a suite, its page
+and those of all its perturbations are written. Nothing that the folder names is run.
+
+themis report runs/first
+themis report runs/first --out first.html --most-pictures 200
+themis report runs/first --evidence evidence/first
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from shlex import quote
 
 from themis.cli import DONE
-from themis.cli.options import FORCE_HELP, ONLY_READ_HELP, Parser, add_option
+from themis.cli.gate import MCE_BASELINE_HELP
+from themis.cli.options import FORCE_HELP, CommandLine, Parser, add_option, check_file
 from themis.errors import UsageError
+from themis.suites.folder import is_suite
 from themis.text import print_text
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-
-HELP = (
-    "Write a run as one HTML file that opens in any browser without a network: the verdict, the numbers with their "
-    "intervals, the faults with pictures, and how to reproduce them. The run may still be in progress. For a suite, "
-    f"its page and those of all its perturbations are written. {ONLY_READ_HELP}"
-)
-EXTENSIONS = (".html", ".htm")
-MEMBER_PICTURES = 60
-"""Faults with pictures in the report of each member of a suite, at most."""
-MCE_HELP = "model that the mCE of a suite is relative to: the folder of its suite, or a file with its errors"
-EXAMPLES = """
-themis report runs/first
-themis report runs/first --out first.html --most-pictures 200
-"""
 
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of the run, or of a suite")
     output = parser.add_argument_group("output")
     output.add_argument("--out", metavar="FILE", help="file to write instead of report.html in RUN")
+    text = "new folder for evidence that an auditor can check: a model card, an ML-BOM, a statement to sign, the page"
+    output.add_argument("--evidence", metavar="FOLDER", help=text)
     output.add_argument("--force", action="store_true", help=FORCE_HELP)
     text = "number of faults shown with their inputs, the most telling first; fewer make a smaller file"
     add_option(output, "most_pictures", int, 1000, text)
-    add_option(output, "mce_baseline", str | None, None, MCE_HELP)
+    add_option(output, "mce_baseline", str | None, None, MCE_BASELINE_HELP)
     output.add_argument("-q", "--quiet", action="store_true", help="print only errors")
 
 
-def execute(arguments: Namespace, explicit_options: set[str]) -> int:
+def execute(arguments: CommandLine) -> int:
     if arguments.most_pictures < 0:
         raise UsageError(f"--most-pictures must be 0 or more, got {arguments.most_pictures}: 0 shows none")
-    if arguments.out is not None and Path(arguments.out).suffix.lower() not in EXTENSIONS:
-        raise UsageError(f"--out must end in .html, since a report is a page, got {arguments.out}: choose another name")
-    from themis.report.page import write_report
-    from themis.suites.folder import is_suite
-
     out = None if arguments.out is None else Path(arguments.out)
+    if arguments.evidence is not None:
+        return _write_evidence(arguments, out)
+    if out is not None:
+        check_file("--out", out, (".html", ".htm"), replaces=arguments.force)
+    from themis.report.page import write_report
+
     if is_suite(arguments.run):
-        path = _write_suite(arguments, out)
+        from themis.report.suite import MEMBER_PICTURES, write_suite_report
+        from themis.suites.result import SuiteRun
+
+        suite, most = SuiteRun(arguments.run), min(arguments.most_pictures, MEMBER_PICTURES)
+        errors = None if arguments.mce_baseline is None else suite.corruption_errors(arguments.mce_baseline)
+        path = write_suite_report(suite, out, errors=errors, most_pictures=most, replaces=arguments.force)
     else:
         path = write_report(arguments.run, out, most_pictures=arguments.most_pictures, replaces=arguments.force)
     if not arguments.quiet:
@@ -57,13 +57,14 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     return DONE
 
 
-def _write_suite(arguments: Namespace, out: Path | None) -> Path:
-    """Write the report of a suite, and those of its members into their folders."""
-    from themis.report.suite import write_suite_report
-    from themis.suites.result import SuiteRun
+def _write_evidence(arguments: CommandLine, out: Path | None) -> int:
+    if out is not None:
+        raise UsageError(
+            "--out must not be given with --evidence: the page is report.html in the folder of the evidence"
+        )
+    from themis.report.evidence import write_evidence
 
-    suite = SuiteRun(arguments.run)
-    baseline = arguments.mce_baseline
-    errors = None if baseline is None else suite.corruption_errors(baseline)
-    most = min(arguments.most_pictures, MEMBER_PICTURES)
-    return write_suite_report(suite, out, errors=errors, most_pictures=most, replaces=arguments.force)
+    path = write_evidence(arguments.run, arguments.evidence, most_pictures=arguments.most_pictures)
+    if not arguments.quiet:
+        print_text(f"Evidence: {path} (to check it: themis verify {quote(str(path))})")
+    return DONE

@@ -1,46 +1,38 @@
-"""`themis run`: run a campaign on the user's model and data."""
+"""Test a model: find inputs that break its answer, until coverage, a budget or a plateau stops the search. Ctrl-C stops
+it as well, and keeps everything. Needs --perturb, and either --model and --data or --zoo. Every option can also be set
+in a YAML file given with --config.
+
+themis run --model mine:make_net --data mine:make_data --perturb gaussian
+themis run --config campaign.yaml --max-seconds 60 --out runs/short
+themis run --zoo resnet56-cifar10 --perturb gaussian
+themis run --config campaign.yaml --decide "fault_rate<=0.02"
+themis run --zoo lenet5-mnist --perturb fog --against lenet5.onnx
+themis run --config campaign.yaml --executor ray --workers 4
+"""
 
 from __future__ import annotations
 
 import gc
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING
 
 from themis.cli import DONE
-from themis.cli.executor import add_executor, read_executor
 from themis.cli.gate import add_gates, read_gates
-from themis.cli.options import Parser, add_config, add_fields, add_option, as_yaml, explicit_fields
+from themis.cli.options import CommandLine, Parser, add_config, add_fields, add_option, as_yaml, fields_of
 from themis.cli.output import (
     AUTO,
-    add_report,
+    add_campaign_output,
     add_track,
-    add_verbose,
-    add_verbosity,
     finish,
     new_folder,
     point_to_results,
     progress_callbacks,
-    read_trackers,
 )
-from themis.cli.source import PERTURB_HELP, check_names, named_origin, require
+from themis.cli.source import PERTURB_HELP, add_executor, check_names, named_origin, read_executor, require
+from themis.report.trackers import choose_trackers
 from themis.runs.source import Origin
 from themis.settings import Settings
 from themis.text import print_text
 
-if TYPE_CHECKING:
-    from argparse import Namespace
-
-HELP = (
-    "Test a model: find inputs that break its answer, until coverage, a budget or a plateau stops the search. Ctrl-C "
-    "stops it as well, and keeps everything. Needs --perturb, and either --model and --data or --zoo. Every option can "
-    "also be set in a YAML file given with --config."
-)
-EXAMPLES = """
-themis run --model mine:make_net --data mine:make_data --perturb gaussian
-themis run --config campaign.yaml --max-seconds 60 --out runs/short
-themis run --zoo resnet56-cifar10 --perturb gaussian
-themis run --config campaign.yaml --executor ray --workers 4
-"""
 LIMIT_OPTIONS = ("coverage", "recall", "max_tests", "max_passes", "max_seconds", "plateau")
 
 
@@ -49,42 +41,40 @@ def add_arguments(parser: Parser) -> None:
     add_fields(parser.add_argument_group("model and data"), Origin)
     campaign = parser.add_argument_group("campaign")
     add_option(campaign, "perturb", str, "", PERTURB_HELP)
-    add_fields(campaign, Settings, only={field.name for field in fields(Settings)} - {*LIMIT_OPTIONS})
-    add_fields(parser.add_argument_group("when to stop"), Settings, only=LIMIT_OPTIONS)
+    add_fields(campaign, Settings, only={field.name for field in fields(Settings)} - {"decide", *LIMIT_OPTIONS})
+    add_fields(parser.add_argument_group("when to stop"), Settings, only=("decide", *LIMIT_OPTIONS))
     add_gates(parser)
     add_executor(parser)
     output = parser.add_argument_group("output")
     text = "new folder for the results; auto is runs/DATE-TIME, none writes nothing to disk"
     add_option(output, "out", str | None, AUTO, text)
-    add_report(output)
+    add_campaign_output(output)
     add_track(output)
-    add_verbosity(output)
-    add_verbose(output)
 
 
-def execute(arguments: Namespace, explicit_options: set[str]) -> int:
+def execute(arguments: CommandLine) -> int:
     # Looking for garbage among all that is imported, again and again, takes a third of a short command.
     gc.disable()
     try:
-        return _execute(arguments, explicit_options)
+        return _execute(arguments)
     finally:
         gc.enable()
 
 
-def _execute(arguments: Namespace, explicit_options: set[str]) -> int:
-    options = explicit_fields(arguments, Settings, explicit_options)
+def _execute(arguments: CommandLine) -> int:
+    options = fields_of(Settings, arguments.given)
     settings = Settings.of(**options)
     if arguments.print_config:
         print_text(as_yaml({**vars(arguments), **asdict(settings)}))
         return DONE
     require(arguments, "model", "data", "perturb")
-    executor = read_executor(arguments, explicit_options)
+    executor = read_executor(arguments)
     gates = read_gates(arguments)
     origin = named_origin(arguments)
     with origin.in_folder():
         perturbation = check_names(arguments.perturb, settings)
     gates.check_ahead(settings.uniform_share, perturbation.code)
-    read_trackers(arguments.track, arguments.out)  # rejects unknown trackers before the model is loaded
+    choose_trackers(arguments.track or (), arguments.out)  # rejects unknown trackers before the model is loaded
     from themis.campaign.api import run
 
     target, data = origin.target(), origin.read()
@@ -94,7 +84,7 @@ def _execute(arguments: Namespace, explicit_options: set[str]) -> int:
     gc.freeze()
     gc.enable()
     with point_to_results(out, has_report=not arguments.no_report):
-        trackers = read_trackers(arguments.track, out)
+        trackers = choose_trackers(arguments.track or (), out)
         result = run(
             target,
             data,

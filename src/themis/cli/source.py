@@ -1,45 +1,56 @@
-"""The model and the data of a command: which options name them, and how those of a recorded run are overridden."""
+"""The model, the data and the executor of a command: which options name them, and what those of a recorded run are."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from themis.cli.options import CommandLine, Parser, add_fields, add_option, read_config_file
+from themis.compute.cluster import RayExecutor, choose_executor
 from themis.errors import UsageError
-from themis.runs.source import OPTIONS, Origin
-from themis.runs.store.schema import DATABASE
+from themis.runs.source import OPTIONS, Origin, recorded_origin
+from themis.runs.store.reader import Reader
+from themis.runs.store.schema import DATABASE, config
+from themis.runs.trust import (
+    CODE_OPTIONS,
+    Permission,
+    is_trusted,
+    names_code,
+    permit,
+    perturbation_code,
+    pickled_files,
+    why_not_ours,
+)
 from themis.settings import Settings
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
     from themis.perturb import Perturbation
     from themis.runs.replay import Replayer
-    from themis.runs.store.reader import Reader
-
-
-class Recorded(Protocol):
-    """A folder of a run or a suite, and what it records."""
-
-    @property
-    def path(self) -> Path: ...
-
-    @property
-    def record(self) -> dict[str, Any]: ...
+    from themis.suites.result import SuiteRun
 
 
 PERTURB_HELP = "a perturbation: gaussian, 'rain(angle=-10:10) + fog' or module:NAME; see themis perturbations"
-TRUST_HELP = "Code that a run folder from elsewhere names runs only with --trust RUN."
-LOCATION_OPTIONS = ("model", "weights", "trust", "data", "features", "device")
+LOCATION_OPTIONS = ("model", "weights", "against", "trust", "data", "features", "device")
 """Options that say where the model and the data of a recorded run are now."""
-REPLAY_OPTIONS = ("model", "weights", "trust", "data", "features", "bounds", "mean", "std", "oracle", "device")
+REPLAY_OPTIONS = (*LOCATION_OPTIONS, "bounds", "mean", "std", "oracle")
 """Options of commands that run recorded faults again."""
+WORKERS_HELP = "number of workers on Ray; never changes the result"
+RAY_ONLY = ("address", "cpus_per_worker", "gpus_per_worker")
+"""Options that only the executor ray has."""
 
 
-def require(arguments: Namespace, *names: str) -> None:
+def add_overrides(
+    parser: Parser, names: tuple[str, ...], title: str = "model and data, if not as recorded in the run"
+) -> None:
+    """Add options that say where the model and the data of a recorded run are now."""
+    add_fields(parser.add_argument_group(title), Origin, only=names, shows_default=False)
+
+
+def require(arguments: CommandLine, *names: str) -> None:
     """Raise an error if one of these options is missing; a model of the zoo comes with its data."""
     texts = {field.name: field.metadata.get("help", "") for field in fields(Origin)} | {"perturb": PERTURB_HELP}
     for name in names:
@@ -48,41 +59,25 @@ def require(arguments: Namespace, *names: str) -> None:
             raise UsageError(f"--{name} must be given: {texts[name]}")
 
 
-def origin_folder(folder: str | None) -> str:
-    """The absolute folder in which modules and relative paths are looked up; a run records it."""
-    if folder is not None and not os.path.isdir(folder):
-        raise UsageError(f"--folder must be an existing folder, got {folder}: check the path")
-    return os.path.abspath(folder or os.getcwd())
-
-
-def named_origin(arguments: Namespace) -> Origin:
+def named_origin(arguments: CommandLine) -> Origin:
     """The model and the data that the user names; a configuration file counts as the user's own command line.
 
     The exception is the file in a run folder, which another program wrote: like the folder itself, it must have been
     made here or be trusted before code that it names runs.
     """
-    folder = origin_folder(arguments.folder)
+    folder = arguments.folder  # modules and relative paths are looked up in it; a run records it
+    if folder is not None and not os.path.isdir(folder):
+        raise UsageError(f"--folder must be an existing folder, got {folder}: check the path")
     if arguments.config is not None:
         check_config(arguments, Path(arguments.config))
-    return Origin.of({**vars(arguments), "folder": folder})
+    return Origin.of({**vars(arguments), "folder": os.path.abspath(folder or os.getcwd())})
 
 
-def check_config(arguments: Namespace, path: Path) -> None:
+def check_config(arguments: CommandLine, path: Path) -> None:
     """Refuse code that the configuration file of a run folder names, unless the folder was made here or is trusted."""
     folder = path.absolute().parent
     if not any((folder / name).exists() for name in (DATABASE, "environment.json", "summary.json")):
         return
-    from themis.cli.options import read_config_file
-    from themis.runs.store.reader import Reader
-    from themis.runs.trust import (
-        CODE_OPTIONS,
-        Permission,
-        is_trusted,
-        names_code,
-        perturbation_code,
-        pickled_files,
-        why_not_ours,
-    )
 
     content = read_config_file(str(path))
     trusted = [] if "trust" in arguments.from_config else arguments.trust or []
@@ -92,7 +87,7 @@ def check_config(arguments: Namespace, path: Path) -> None:
     problem, expected = "it holds no run", {}
     if (folder / DATABASE).is_file():
         with closing(Reader(folder)) as run:
-            problem, expected = why_not_ours(run.record), run.config()
+            problem, expected = why_not_ours(run.record), config(run.record)
     if not problem and any(name not in expected or expected[name] != value for name, value in content.items()):
         problem = f"its {path.name} was changed since"
     values = {name: getattr(arguments, name, None) for name in arguments.from_config}
@@ -123,24 +118,21 @@ def check_names(perturbation: str, settings: Settings) -> Perturbation:
     return chosen
 
 
-def rebuild(run: Reader, overrides: dict[str, Any]) -> Replayer:
-    """The run with its model and data as recorded, except for the values of options that the user has set.
+def rebuild(run: Reader, given: Mapping[str, Any]) -> Replayer:
+    """The run with its model and data as recorded, except for the values of options that the user has given.
 
     Code that the run folder names runs only if the folder was made here or is trusted; what the user named may run.
     """
     from themis.runs.replay import Replayer
 
-    trust = [os.path.abspath(path) for path in overrides.get("trust") or ()]
-    return Replayer(run, origin=override_origin(run, overrides), trust=trust)
+    trust = [os.path.abspath(path) for path in given.get("trust") or ()]
+    return Replayer(run, origin=override_origin(run, given), trust=trust)
 
 
-def override_origin(run: Recorded, overrides: dict[str, Any]) -> Origin | None:
-    """The recorded origin of a run with some of its values replaced, or None if there is nothing to replace."""
-    from themis.runs.source import recorded_origin
-    from themis.runs.trust import permit
-
-    changes = {name: value for name, value in overrides.items() if name != "trust"}
-    trusted = [os.path.abspath(path) for path in overrides.get("trust") or ()]
+def override_origin(run: Reader | SuiteRun, given: Mapping[str, Any]) -> Origin | None:
+    """The recorded origin of a run, with the values of the options in `REPLAY_OPTIONS` that the user has given."""
+    changes = {name: given[name] for name in REPLAY_OPTIONS if name in given and name != "trust"}
+    trusted = [os.path.abspath(path) for path in given.get("trust") or ()]
     permission = permit(run.path, run.record, trusted)
     recorded = recorded_origin(run.record, permission)
     if not changes:
@@ -153,10 +145,40 @@ def override_origin(run: Recorded, overrides: dict[str, Any]) -> Origin | None:
     for name in ("weights", "features"):
         if changes.get(name):
             changes[name] = os.path.abspath(changes[name])
-    if os.path.isfile(changes.get("model", "")):
-        changes["model"] = os.path.abspath(changes["model"])
+    for name in ("model", "against"):
+        if os.path.isfile(changes.get(name) or ""):
+            changes[name] = os.path.abspath(changes[name])
     reader, colon, path = changes.get("data", "").partition(":")
     if os.path.exists(path):
         changes["data"] = f"{reader}{colon}{os.path.abspath(path)}"
     origin = recorded or Origin(folder=os.getcwd())
     return replace(origin, **changes, permission=permission.with_own(changes))
+
+
+def add_executor(parser: Parser, *, workers: str | None = WORKERS_HELP) -> None:
+    """Add the options that choose an executor. workers: the help of `--workers`; None if the command has it already."""
+    group = parser.add_argument_group("where it runs")
+    text = "local, or ray: in workers on this machine or on a cluster, with the same results"
+    add_option(group, "executor", str, "local", text)
+    if workers is not None:
+        add_option(group, "workers", int | None, None, workers)
+    text = "address of a running Ray cluster, or auto for one on this machine (default: Ray is started and stopped)"
+    add_option(group, "address", str | None, None, text)
+    add_option(group, "cpus_per_worker", int | None, None, "CPUs and threads of each worker (default: 1)")
+    add_option(group, "gpus_per_worker", float, 0.0, "GPUs of each worker; 0.5 lets two workers share one")
+
+
+def read_executor(arguments: CommandLine, *, shares_workers: bool = False) -> RayExecutor | None:
+    """The executor that the options choose; None is the local one.
+
+    shares_workers: whether the local executor has workers too.
+    """
+    if choose_executor(arguments.executor) is not None:
+        n_workers = arguments.workers if "workers" in arguments.given else None
+        n_workers = RayExecutor.workers if n_workers is None else n_workers
+        return RayExecutor(n_workers, arguments.address, arguments.cpus_per_worker, arguments.gpus_per_worker)
+    for name in (*RAY_ONLY, *(() if shares_workers else ("workers",))):
+        if name in arguments.given and getattr(arguments, name):  # a printed configuration has all options
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} must come with --executor ray, which starts workers: add it, or leave {flag} out")
+    return None

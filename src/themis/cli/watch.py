@@ -1,4 +1,10 @@
-"""`themis watch`: show a run in the browser, while it runs and afterwards."""
+"""Show a run in the browser: the page of its report, updated while a campaign writes to the folder. If the run has not
+started, the page waits for it. The page is read-only and served only to this machine, at a secret address. Ctrl-C stops
+the server. Nothing that the folder names is run.
+
+themis watch runs/first
+themis watch runs/first --port 8765 --no-browser
+"""
 
 from __future__ import annotations
 
@@ -8,21 +14,15 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from themis.cli import DONE
-from themis.cli.options import ONLY_READ_HELP, Parser, add_option
+from themis.cli.options import CommandLine, Parser, add_option
+from themis.runs.store.reader import not_a_run, runs_in
+from themis.runs.store.schema import DATABASE
+from themis.suites.folder import is_suite
 from themis.text import print_text
 
 if TYPE_CHECKING:
-    from argparse import Namespace
+    from themis.report.watch import Server
 
-HELP = (
-    "Show a run in the browser: the page of its report, updated while a campaign writes to the folder. If the run has "
-    "not started, the page waits for it. The page is read-only and served only to this machine, at a secret address. "
-    f"Ctrl-C stops the server. {ONLY_READ_HELP}"
-)
-EXAMPLES = """
-themis watch runs/first
-themis watch runs/first --port 8765 --no-browser
-"""
 IN_A_TERMINAL = ("www-browser", "links", "elinks", "lynx", "w3m")
 """Browsers that would take over the terminal, and do not run scripts."""
 
@@ -34,11 +34,8 @@ def add_arguments(parser: Parser) -> None:
     server.add_argument("--no-browser", action="store_true", help="print the address without opening a browser")
 
 
-def execute(arguments: Namespace, explicit_options: set[str]) -> int:
+def execute(arguments: CommandLine) -> int:
     from themis.report.watch import serve
-    from themis.runs.store.reader import not_a_run, runs_in
-    from themis.runs.store.schema import DATABASE
-    from themis.suites.folder import is_suite
 
     folder = Path(arguments.run)
     has_run = (folder / DATABASE).is_file() or is_suite(folder)
@@ -47,13 +44,16 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     with serve(arguments.run, port=arguments.port) as server:
         if not has_run:
             print_text(f"{arguments.run} does not contain a run yet: it is shown as soon as a campaign starts there")
-        print_text(f"Serving {arguments.run} at {server.url} (press Ctrl-C to stop)", flush=True)
-        if not arguments.no_browser:
-            Thread(
-                target=_open_browser, args=(server.url,), daemon=True
-            ).start()  # some browsers block until they are closed
-        server.serve_forever()
+        run_server(server, arguments.run, opens_browser=not arguments.no_browser)
     return DONE
+
+
+def run_server(server: Server, subject: str, *, opens_browser: bool) -> None:
+    """Print the address of a server, open it in the browser, and serve until Ctrl-C."""
+    print_text(f"Serving {subject} at {server.url} (press Ctrl-C to stop)", flush=True)
+    if opens_browser:  # some browsers block until they are closed
+        Thread(target=_open_browser, args=(server.url,), daemon=True).start()
+    server.serve_forever()
 
 
 def _open_browser(url: str) -> None:

@@ -1,0 +1,29 @@
+"""Check a folder that `themis report RUN --evidence FOLDER` wrote, and name each file that was changed, removed or
+added since; the exit code is then 1. Who wrote the folder is a question for a signature of its statement.json.
+
+themis verify evidence/first
+themis verify evidence/first && cosign verify-blob --bundle first.sigstore.json evidence/first/statement.json
+"""
+
+from __future__ import annotations
+
+from themis.cli import DONE, GATE_FAILED
+from themis.cli.options import CommandLine, Parser
+from themis.text import counted, print_text
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("folder", metavar="FOLDER", help="folder of the evidence")
+
+
+def execute(arguments: CommandLine) -> int:
+    from themis.report.statement import verify_evidence
+
+    changes = verify_evidence(arguments.folder)
+    for name, change in changes.items():
+        print_text(f"{change:<8} {name}")
+    if changes:
+        print_text(f"{arguments.folder} is not as it was written: {counted(len(changes), 'file')} differ")
+        return GATE_FAILED
+    print_text(f"{arguments.folder} is as it was written")
+    return DONE
