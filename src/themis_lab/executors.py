@@ -1,7 +1,10 @@
-"""Where the cells of an experiment run side by side: in processes, or in workers on Ray."""
+"""The cells of an experiment: running and storing them, in this process, in several, or in workers on Ray."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import signal
 import sys
 import threading
@@ -11,12 +14,13 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from themis.compute.cluster import RayExecutor, connected, environment
+from themis.compute.cluster import RayExecutor, connected
 from themis.compute.worker_pool import RayPool
-from themis.errors import ModelError, ThemisError
-from themis.experiments import CellT, Executor, Failure, ResultT, SerialExecutor, attempt
+from themis.errors import ModelError, StoreError, ThemisError
+from themis.experiments import Cell, CellEnd, ExperimentFolder, Listener
+from themis.reading import record
 from themis.text import foreign_output_on_stderr
 
 if TYPE_CHECKING:
@@ -28,6 +32,150 @@ _INTERRUPTS = [getattr(signal, name) for name in ("SIGINT", "SIGHUP") if hasattr
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
+CellT = TypeVar("CellT", bound=Cell)
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a cell has no result."""
+
+    reason: str
+    exception: Exception | None = None
+    """None if the cell ran in another process."""
+
+
+class Executor(Protocol):
+    """Runs cells."""
+
+    def map(
+        self, prepare: Callable[[], Callable[[CellT], ResultT]], cells: Sequence[CellT]
+    ) -> Generator[tuple[CellT, ResultT | Failure]]:
+        """Yield every cell with its result, or with a `Failure`, as soon as it ends.
+
+        prepare: makes the function that runs a cell; called once per process. Other processes need it to be picklable.
+        Closing the generator stops the cells that are still running.
+        """
+
+
+class SerialExecutor:
+    """Runs cells in this process, in order."""
+
+    def map(
+        self, prepare: Callable[[], Callable[[CellT], ResultT]], cells: Sequence[CellT]
+    ) -> Generator[tuple[CellT, ResultT | Failure]]:
+        if cells:
+            run = prepare()
+            for cell in cells:
+                yield cell, attempt(run, cell)
+
+
+def attempt(run: Callable[[CellT], ResultT], cell: CellT) -> ResultT | Failure:
+    """The result of a cell, or why it has none."""
+    try:
+        return run(cell)
+    except Exception as error:
+        return Failure(" ".join(f"{type(error).__name__}: {error}".split()), error)
+
+
+LoadedT = TypeVar("LoadedT", bound=Cell, contravariant=True)
+StoredT = TypeVar("StoredT")
+
+
+class ResultStore(Protocol[LoadedT, StoredT]):
+    """How results are stored."""
+
+    def load(self, cell: LoadedT) -> StoredT | None:
+        """The result of a finished cell; None if the cell must be run."""
+
+    def save(self, cell: LoadedT, result: StoredT) -> None:
+        """Store a result, completely or not at all."""
+
+
+SIGNATURE = "sha256"
+"""The key of the checksum in a result."""
+
+
+def read_result(folder: ExperimentFolder, name: str) -> dict[str, Any] | None:
+    """What `write_result` wrote, which nobody may have changed."""
+    content: dict[str, Any] | None = folder.read(name, record({}))
+    if content is not None and content.pop(SIGNATURE, None) != _sign(name, content):
+        raise StoreError(
+            f"{folder.path}/{name} cannot be read: it was changed or is that of another cell; remove it to create it "
+            "again"
+        )
+    return content
+
+
+def write_result(folder: ExperimentFolder, name: str, content: dict[str, Any]) -> None:
+    """Write a JSON file with a checksum of its name and content."""
+    folder.write_bytes(name, f"{json.dumps({**content, SIGNATURE: _sign(name, content)})}\n".encode())
+
+
+def _sign(name: str, content: Any) -> str:
+    as_read = json.loads(json.dumps(content))  # all keys are text
+    return hashlib.sha256(json.dumps([name, as_read], sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class JsonResults:
+    """Results that are plain data, one JSON file per cell; a cell whose result has an `error` runs again."""
+
+    folder: ExperimentFolder
+    under: str = "cells"
+
+    def load(self, cell: Cell) -> dict[str, Any] | None:
+        result = read_result(self.folder, f"{self.under}/{cell.file}")
+        return None if result is None or "error" in result else result
+
+    def save(self, cell: Cell, result: dict[str, Any]) -> None:
+        write_result(self.folder, f"{self.under}/{cell.file}", result)
+
+
+@dataclass(frozen=True)
+class CellKind(Generic[CellT, ResultT]):
+    """What the cells of an experiment are called, and what is said of them."""
+
+    noun: str
+    describe: Callable[[CellT, ResultT], str]
+    """A finished cell in one line."""
+    failed: Callable[[CellT, str], ResultT] | None = None
+    """The result of a cell that failed, from the reason; without it, the first failure ends the experiment."""
+
+
+def run_cells(
+    cells: Sequence[CellT],
+    prepare: Callable[[], Callable[[CellT], ResultT]],
+    *,
+    results: ResultStore[CellT, ResultT],
+    kind: CellKind[CellT, ResultT],
+    executor: Executor | None = None,
+    listener: Listener | None = None,
+) -> dict[CellT, ResultT]:
+    """The results of all cells, in their order: finished ones are loaded, the others are run and stored one by one.
+
+    prepare: makes the function that runs a cell, see `Executor.map`.
+    """
+    executor, listener = executor or SerialExecutor(), listener or Listener()
+    finished = {cell: result for cell in cells if (result := results.load(cell)) is not None}
+    listener.on_cells(len(finished), len(cells), kind.noun)
+    with closing(executor.map(prepare, [cell for cell in cells if cell not in finished])) as outcomes:
+        for cell, outcome in outcomes:
+            if not isinstance(outcome, Failure):
+                result, text, error = outcome, kind.describe(cell, outcome), None
+            elif kind.failed is not None:
+                error = outcome.reason
+                result, text = kind.failed(cell, error), f"{cell} failed"
+            elif outcome.exception is not None:
+                raise outcome.exception
+            else:
+                raise ModelError(f"{cell} failed: {outcome.reason}")
+            results.save(cell, result)
+            finished[cell] = result
+            listener.on_cell_end(CellEnd(cell, result, text, error, len(finished), len(cells)))
+    return {cell: finished[cell] for cell in cells}
+
+
 class ProcessExecutor:
     """Runs cells in worker processes, each of which prepares once.
 
@@ -35,19 +183,13 @@ class ProcessExecutor:
     run. A worker that dies costs its cell and is replaced.
     """
 
-    def __init__(
-        self,
-        n_workers: int,
-        threads: int = 1,
-        on_start: Callable[[int], None] | None = None,
-        lookahead: int | None = None,
-    ) -> None:
-        """threads: torch threads of each worker. on_start: called with the number of workers that are started.
+    def __init__(self, n_workers: int, threads: int = 1, lookahead: int | None = None) -> None:
+        """threads: torch threads of each worker.
 
         lookahead: how many of the next cells a worker chooses from, by default all of them. With few, cells end nearly
         in their order, so that an experiment that is stopped has finished the first ones.
         """
-        self.n_workers, self.threads, self.on_start, self.lookahead = n_workers, threads, on_start, lookahead
+        self.n_workers, self.threads, self.lookahead = n_workers, threads, lookahead
 
     def map(
         self, prepare: Callable[[], Callable[[CellT], ResultT]], cells: Sequence[CellT]
@@ -55,8 +197,6 @@ class ProcessExecutor:
         from multiprocessing.connection import wait
 
         remaining, n_workers = list(cells), min(self.n_workers, len(cells))
-        if n_workers and self.on_start is not None:
-            self.on_start(n_workers)
         with _started(n_workers, prepare, self.threads) as workers:
             while waiting := {worker.connection: worker for worker in workers if worker.is_busy}:
                 for connection in wait(list(waiting)):
@@ -76,14 +216,9 @@ class RayCellExecutor:
     A worker that dies is replaced, and its cell is run again; a cell that ends three workers fails.
     """
 
-    def __init__(
-        self,
-        executor: RayExecutor,
-        on_start: Callable[[int], None] | None = None,
-        lookahead: int | None = None,
-    ) -> None:
-        """on_start and lookahead: as for `ProcessExecutor`."""
-        self.executor, self.on_start, self.lookahead = executor, on_start, lookahead
+    def __init__(self, executor: RayExecutor, lookahead: int | None = None) -> None:
+        """lookahead: as for `ProcessExecutor`."""
+        self.executor, self.lookahead = executor, lookahead
 
     def map(
         self, prepare: Callable[[], Callable[[CellT], ResultT]], cells: Sequence[CellT]
@@ -92,8 +227,6 @@ class RayCellExecutor:
             return
         executor = replace(self.executor, workers=min(self.executor.workers, len(cells)))
         with connected(executor) as ray, closing(RayPool(ray, executor, partial(CellHost, prepare))) as pool:
-            if self.on_start is not None:
-                self.on_start(executor.workers)
             submitted = ((pool.submit(str(cell), "run", cell, group=cell.group), cell) for cell in cells)
             most = None if self.lookahead is None else executor.workers + self.lookahead
             calls = dict(islice(submitted, most))
@@ -108,16 +241,11 @@ class RayCellExecutor:
                 yield cell, result
 
 
-def choose_cell_executor(
-    workers: int | RayExecutor,
-    threads: int = 1,
-    on_start: Callable[[int], None] | None = None,
-    lookahead: int | None = None,
-) -> Executor:
+def choose_cell_executor(workers: int | RayExecutor, threads: int = 1, lookahead: int | None = None) -> Executor:
     """Where cells run: in this process, in several, or in workers on Ray. Arguments as for `ProcessExecutor`."""
     if isinstance(workers, RayExecutor):
-        return RayCellExecutor(workers, on_start, lookahead)
-    return ProcessExecutor(workers, threads, on_start, lookahead) if workers > 1 else SerialExecutor()
+        return RayCellExecutor(workers, lookahead)
+    return ProcessExecutor(workers, threads, lookahead) if workers > 1 else SerialExecutor()
 
 
 class CellHost:
@@ -155,7 +283,7 @@ class _Worker:
         self.connection, other_end = context.Pipe()
         self.process = context.Process(target=_work, args=(other_end, prepare, threads), daemon=True)
         self.groups, self.is_ready, self.has_ended = set(), False, False
-        with environment(dict.fromkeys(THREAD_VARIABLES, str(threads))), _ignoring_interrupts():
+        with _environment(dict.fromkeys(THREAD_VARIABLES, str(threads))), _ignoring_interrupts():
             self.process.start()
         other_end.close()
 
@@ -181,7 +309,6 @@ class _Worker:
         return None, None
 
     def assign(self, remaining: list[Any], workers: list[_Worker], lookahead: int | None) -> None:
-        """Send one of the next cells, if there is one."""
         if not remaining:
             return
         elsewhere = {group for worker in workers if worker is not self for group in worker.groups}
@@ -196,7 +323,6 @@ class _Worker:
 
 @contextmanager
 def _started(n_workers: int, prepare: Callable[[], Any], threads: int) -> Iterator[list[_Worker]]:
-    """Workers that end with the block."""
     started: list[_Worker] = []
     try:
         for _ in range(n_workers):
@@ -210,6 +336,21 @@ def _started(n_workers: int, prepare: Callable[[], Any], threads: int) -> Iterat
         for worker in started:
             worker.process.join()
             worker.connection.close()
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Environment variables for a new process: libraries read them once, when they are loaded."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextmanager

@@ -7,9 +7,9 @@ from ray_case import PICTURES, Slow
 
 from themis import RayExecutor, Target
 from themis.errors import ModelError
-from themis.experiments import ExperimentFolder, JsonResults, Listener, run_cells
+from themis.experiments import ExperimentFolder, Listener
 from themis_lab.comparison.api import compare
-from themis_lab.executors import RayCellExecutor
+from themis_lab.executors import CellKind, JsonResults, RayCellExecutor, run_cells
 
 ray = pytest.importorskip("ray")
 pytestmark = [
@@ -41,8 +41,7 @@ def _run(folder, prepare, **options):
         CELLS,
         prepare,
         results=JsonResults(folder),
-        describe=lambda cell, result: str(cell),
-        failed=lambda cell, reason: {"error": reason},
+        kind=CellKind("cell", lambda cell, result: str(cell), lambda cell, reason: {"error": reason}),
         executor=RayCellExecutor(RayExecutor(workers=2)),
         **options,
     )

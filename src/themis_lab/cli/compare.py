@@ -1,48 +1,31 @@
-"""`themis compare`: compare techniques at equal cost on the user's model and data."""
+"""Compare techniques at equal cost: the same seeds, passes and random seeds for each, and error rates on seeds that
+none of them has used. Writes compare.json, table.md and figures. Ctrl-C keeps every finished campaign, and the same
+command with the same --out resumes. Needs --model and --data, or --zoo, and --perturb. Exit code 3 if a campaign
+failed.
 
-from __future__ import annotations
-
-import json
-from contextlib import ExitStack, closing
-from dataclasses import fields
-from pathlib import Path
-from shlex import quote
-from typing import TYPE_CHECKING
-
-from themis.cli import DONE, INTERRUPTED, RUN_FAILED
-from themis.cli.executor import add_executor, read_executor
-from themis.cli.options import Parser, add_config, add_fields, add_option, as_yaml
-from themis.cli.output import AUTO, add_verbosity, new_folder
-from themis.cli.source import PERTURB_HELP, named_origin, require
-from themis.runs.source import Origin
-from themis.text import print_json, print_text
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-
-    from rich.console import Console
-
-    from themis.report.progress import ShowCells
-    from themis_lab.comparison.summary import Comparison
-
-HELP = (
-    "Compare techniques at equal cost: the same seeds, passes and random seeds for each, and error rates on seeds that "
-    "none of them has used. Writes compare.json, table.md and figures. Ctrl-C keeps every finished campaign, and the "
-    "same command with the same --out resumes. Needs --model and --data, or --zoo, and --perturb. Exit code 3 if a "
-    "campaign failed."
-)
-EXAMPLES = """
 themis compare --zoo lenet5-mnist --perturb gaussian --out runs/compare
 themis compare --model mine:net --data mine:data --train mine:train --perturb fgsm --magnitudes paper,grid
 themis compare --zoo resnet56-cifar10 --perturb rotate --techniques 'kmnc(k=100),scheduled' --campaigns 5
 """
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+from themis.cli import DONE, RUN_FAILED
+from themis.cli.options import CommandLine, Parser, add_config, add_fields, add_option, as_yaml
+from themis.cli.output import AUTO, add_verbosity, new_folder, shown_cells
+from themis.cli.source import PERTURB_HELP, add_executor, named_origin, read_executor, require
+from themis.runs.source import OPTIONS, Origin
+from themis.text import print_json, print_text
 
 
 def add_arguments(parser: Parser) -> None:
     from themis_lab.comparison.plan import ComparisonPlan
 
     add_config(parser)
-    add_fields(parser.add_argument_group("model and data"), Origin)
+    add_fields(parser.add_argument_group("model and data"), Origin, only={*OPTIONS} - {"against"})
     comparison = parser.add_argument_group("comparison")
     add_option(comparison, "perturb", str, "", PERTURB_HELP)
     add_fields(comparison, ComparisonPlan)
@@ -55,7 +38,7 @@ def add_arguments(parser: Parser) -> None:
     add_verbosity(output)
 
 
-def execute(arguments: Namespace, explicit_options: set[str]) -> int:
+def execute(arguments: CommandLine) -> int:
     from themis_lab.comparison.plan import ComparisonPlan
 
     options = {field.name: getattr(arguments, field.name) for field in fields(ComparisonPlan)}
@@ -64,49 +47,28 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         print_text(as_yaml(vars(arguments)))
         return DONE
     require(arguments, "model", "data", "perturb")
-    executor = read_executor(arguments, explicit_options, shares_workers=True)
+    executor = read_executor(arguments, shares_workers=True)
     origin = named_origin(arguments)
     out = new_folder("compare-") if arguments.out == AUTO else Path(arguments.out)
-    from themis.report.progress import ShowCells
-    from themis.report.table import table_console
     from themis_lab.comparison.api import compare
 
-    console = None if arguments.quiet or arguments.json else table_console()
-    with ExitStack() as stack:
-        progress = None if console is None else stack.enter_context(closing(ShowCells(console)))
-        try:
-            result = compare(
-                perturbation=arguments.perturb,
-                out=out,
-                workers=arguments.workers,
-                origin=origin,
-                listener=progress,
-                executor=executor,
-                **options,
-            )
-        except KeyboardInterrupt:
-            stack.close()
-            if progress is not None:
-                print_text(_interruption(progress, out))
-            return INTERRUPTED
-    return _report(result, out, arguments, console)
-
-
-def _interruption(progress: ShowCells, out: Path) -> str:
-    """What is kept, and how to resume."""
-    if not progress.n_cells:
-        return "Interrupted before the first campaign"
-    kept = f"{progress.n_done:,} of {progress.n_cells:,} campaigns are kept"
-    return f"Interrupted; {kept}. To resume, use the same command with --out {quote(str(out))}"
-
-
-def _report(result: Comparison, out: Path, arguments: Namespace, console: Console | None) -> int:
+    with shown_cells(arguments, out) as progress:
+        result = compare(
+            perturbation=arguments.perturb,
+            out=out,
+            workers=arguments.workers,
+            origin=origin,
+            listener=progress,
+            executor=executor,
+            **options,
+        )
+    from themis.report.table import table_console
     from themis_lab.comparison.summary import show
 
     if arguments.json:
-        print_json(json.dumps({**result.as_dict(), "out": str(out)}, indent=2))
-    elif console is not None:
-        show(result, console)
+        print_json({**result.as_dict(), "out": str(out)})
+    elif not arguments.quiet:
+        show(result, table_console())
         figures = sorted(path.name for path in out.glob("*.png"))
         print_text(f"Results in {out}: {', '.join(['compare.json', 'table.md', *figures])}")
     return RUN_FAILED if result.failed else DONE

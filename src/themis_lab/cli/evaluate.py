@@ -1,39 +1,30 @@
-"""`themis evaluate`: the paper's evaluation, by one command."""
+"""Run the paper's evaluation: fault detection capability, faults, time, parameters, the theory and known faults, over
+many models and perturbations. PLAN is a YAML file, by default the plan for the ten models of the paper, which
+--print-plan prints. Writes evaluation.json, evaluation.md and figures. Every finished cell is stored and never run
+again: the same command with the same --out resumes. Exit code 3 if a cell failed.
 
-from __future__ import annotations
-
-import json
-import os
-from contextlib import ExitStack, closing
-from itertools import chain
-from pathlib import Path
-from shlex import quote
-from typing import TYPE_CHECKING
-
-from themis.cli import DONE, INTERRUPTED, RUN_FAILED
-from themis.cli.executor import add_executor, read_executor
-from themis.cli.options import Parser, add_option, as_yaml
-from themis.cli.output import AUTO, add_verbosity, new_folder
-from themis.errors import UsageError
-from themis.text import print_json, print_text, wrapped
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-
-    from themis_lab.evaluation.plan import EvaluationPlan
-
-HELP = (
-    "Run the paper's evaluation: fault detection capability, faults, time, parameters, the theory and known faults, "
-    "over many models and perturbations. PLAN is a YAML file, by default the plan for the ten models of the paper, "
-    "which --print-plan prints. Writes evaluation.json, evaluation.md and figures. Every finished cell is stored and "
-    "never run again: the same command with the same --out resumes. Exit code 3 if a cell failed."
-)
-EXAMPLES = """
 themis evaluate --smoke
 themis evaluate --data ~/data --models lenet5-mnist --perturbations gaussian --out runs/evaluation
 themis evaluate --print-plan > plan.yaml && themis evaluate plan.yaml --data ~/data --out runs/evaluation --workers 8
 themis evaluate plan.yaml --data ~/data --out runs/evaluation --executor ray --address auto --workers 64
 """
+
+from __future__ import annotations
+
+import os
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from themis.cli import DONE, RUN_FAILED
+from themis.cli.options import CommandLine, Parser, add_option, as_yaml
+from themis.cli.output import AUTO, add_verbosity, new_folder, shown_cells
+from themis.cli.source import add_executor, read_executor
+from themis.errors import UsageError
+from themis.text import print_json, print_text, wrapped
+
+if TYPE_CHECKING:
+    from themis_lab.evaluation.plan import EvaluationPlan
 
 
 def add_arguments(parser: Parser) -> None:
@@ -55,7 +46,7 @@ def add_arguments(parser: Parser) -> None:
     add_verbosity(output)
 
 
-def execute(arguments: Namespace, explicit_options: set[str]) -> int:
+def execute(arguments: CommandLine) -> int:
     if arguments.data is not None:
         os.environ["THEMIS_DATA"] = str(Path(arguments.data).expanduser().absolute())
     plan = _plan(arguments)
@@ -64,35 +55,26 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
         return DONE
     if arguments.summarise and arguments.out == AUTO:
         raise UsageError("--summarise needs the folder of an evaluation: pass it as --out")
-    executor = read_executor(arguments, explicit_options, shares_workers=True)
+    executor = read_executor(arguments, shares_workers=True)
     out = new_folder("evaluate-") if arguments.out == AUTO else Path(arguments.out)
-    from themis.report.progress import ShowCells
     from themis.report.table import table_console
     from themis_lab.evaluation.api import evaluate
     from themis_lab.evaluation.claims import claims_table
     from themis_lab.evaluation.page import SUMMARIES, list_tables, opening
 
-    console = None if arguments.quiet or arguments.json else table_console()
-    with ExitStack() as stack:
-        progress = None if console is None else stack.enter_context(closing(ShowCells(console)))
-        try:
-            result = evaluate(
-                plan,
-                out=out,
-                workers=arguments.workers,
-                runs_cells=not arguments.summarise,
-                listener=progress,
-                executor=executor,
-            )
-        except KeyboardInterrupt:
-            stack.close()
-            if progress is not None:
-                resume = f"the same command with --out {quote(str(out))}"
-                print_text(f"Interrupted; finished cells are kept. To resume, use {resume}")
-            return INTERRUPTED
+    with shown_cells(arguments, out) as progress:
+        result = evaluate(
+            plan,
+            out=out,
+            workers=arguments.workers,
+            runs_cells=not arguments.summarise,
+            listener=progress,
+            executor=executor,
+        )
     if arguments.json:
-        print_json(json.dumps({**result.content, "out": str(out)}, indent=2))
-    elif console is not None:
+        print_json({**result.content, "out": str(out)})
+    elif not arguments.quiet:
+        console = table_console()
         for line in opening(result):
             print_text(line)
         claims = claims_table(result)
@@ -107,10 +89,9 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     return RUN_FAILED if result.n_failed else DONE
 
 
-def _plan(arguments: Namespace) -> EvaluationPlan:
-    from themis_lab.evaluation.paper import paper_plan
+def _plan(arguments: CommandLine) -> EvaluationPlan:
     from themis_lab.evaluation.plan import EvaluationPlan
-    from themis_lab.evaluation.smoke import smoke_plan
+    from themis_lab.evaluation.plans import paper_plan, smoke_plan
 
     if arguments.smoke and arguments.plan is not None:
         raise UsageError(f"--smoke has its own plan, got {arguments.plan!r} as well: leave one of them out")

@@ -1,34 +1,28 @@
-"""`themis zoo`: list, verify and train the models of the zoo."""
+"""List the models of the zoo. `verify` measures the accuracy of all models, or of those named, and compares it with the
+published value; the exit code is 0 if all agree and 1 if one does not. `train` trains one model. Data and weights are
+looked up in the folder THEMIS_DATA.
+
+themis zoo
+themis zoo verify lenet5-mnist resnet56-cifar10
+themis zoo train lenet1-mnist --epochs 3 --out lenet1.pt
+"""
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from themis.cli import DONE, GATE_FAILED
-from themis.cli.options import Parser, add_option
+from themis.cli.options import CommandLine, Parser, add_option
 from themis.errors import MissingExtraError, ThemisError, UsageError, nearest
-from themis.text import print_json, print_text
+from themis.text import print_columns, print_json, print_text
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
     from themis_lab.zoo import Entry, MeasuredFigure
 
-HELP = (
-    "List the models of the zoo. `verify` measures the accuracy of all models, or of those named, and compares it with "
-    "the published value; the exit code is 0 if all agree and 1 if one does not. `train` trains one model. Data and "
-    "weights are looked up in the folder THEMIS_DATA."
-)
-EXAMPLES = """
-themis zoo
-themis zoo verify lenet5-mnist resnet56-cifar10
-themis zoo train lenet1-mnist --epochs 3 --out lenet1.pt
-"""
-OPTIONS = {
+OPTION_ACTIONS = {
     "weights": ("verify",),
     "epochs": ("train",),
     "random_seed": ("train",),
@@ -57,12 +51,12 @@ def add_arguments(parser: Parser) -> None:
     output.add_argument("--json", action="store_true", help="print only the result, as JSON")
 
 
-def execute(arguments: Namespace, explicit_options: set[str]) -> int:
+def execute(arguments: CommandLine) -> int:
     action = {"list": show, "verify": verify, "train": train}.get(arguments.action)
     if action is None:
         raise UsageError(f"ACTION must be list, verify or train, got {arguments.action!r}: see themis zoo --help")
-    for name, actions in OPTIONS.items():
-        if name in explicit_options and getattr(arguments, name) and arguments.action not in actions:
+    for name, actions in OPTION_ACTIONS.items():
+        if name in arguments.given and getattr(arguments, name) and arguments.action not in actions:
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"{flag} does not apply to themis zoo {arguments.action}, only to {' and '.join(actions)}")
     from themis_lab.zoo import choose_entry
@@ -72,39 +66,33 @@ def execute(arguments: Namespace, explicit_options: set[str]) -> int:
     return action(arguments)
 
 
-def show(arguments: Namespace) -> int:
+def show(arguments: CommandLine) -> int:
     """List the models."""
     from themis_lab.zoo import ZOO
 
     rows = [_describe(ZOO[name]) for name in arguments.names or ZOO]
     if arguments.json:
-        print_json(json.dumps(rows, indent=2))
+        print_json(rows)
         return DONE
-    lines: list[tuple[str, ...]] = [
-        ("name", "elements", "channels", "paper", "parameters", "published", "data", "weights")
-    ]
+    lines = [("name", "elements", "channels", "paper", "parameters", "published", "data", "weights")]
     for row in rows:
-        paper = "-" if row["paper_neurons"] is None else f"{row['paper_neurons']:,}"
-        counts = [f"{row[name]:,}" for name in ("n_elements", "n_channels")]
-        stated = _format_metric(row["stated"], row["metric"])
-        has = ["yes" if row[name] else "no" for name in ("data", "weights")]
-        lines.append((row["name"], *counts, paper, f"{row['n_parameters']:,}", stated, *has))
-    print_text(_align(lines))
-    folder = os.environ.get("THEMIS_DATA")
+        numbers = (row[name] for name in ("n_elements", "n_channels", "paper_neurons", "n_parameters"))
+        counts = ("-" if number is None else f"{number:,}" for number in numbers)
+        has = ("yes" if row[name] else "no" for name in ("data", "weights"))
+        lines.append((row["name"], *counts, _format_metric(row["stated"], row["metric"]), *has))
+    print_columns(lines, [True] + [False] * 7)
     print_text("\nNeurons are counted as elements, as channels, and as in the paper.")
-    if folder:
+    if folder := os.environ.get("THEMIS_DATA"):
         print_text(f"The data and the weights are in {folder}.")
     else:
-        print_text(
-            "Set THEMIS_DATA to the folder with the data and the weights; a model without weights has random ones."
-        )
+        print_text("Set THEMIS_DATA to the folder with data and weights; a model without weights has random ones.")
     return DONE
 
 
-def verify(arguments: Namespace) -> int:
+def verify(arguments: CommandLine) -> int:
     """Compare models with their published values. An optional model without weights counts only if it was named."""
-    from themis.data.datasets import data_folder
     from themis_lab.zoo import ZOO
+    from themis_lab.zoo.datasets import data_folder
 
     data_folder()  # raises an error before anything runs
     if arguments.weights is not None and len(arguments.names) != 1:
@@ -121,14 +109,14 @@ def verify(arguments: Namespace) -> int:
     counted = [row for row in rows if row["name"] not in skipped]
     n_agree = sum(row["agrees"] is not False and row["measured"] is not None for row in counted)
     if arguments.json:
-        print_json(json.dumps(rows, indent=2))
+        print_json(rows)
     else:
         rest = f"; skipped, because they have no weights: {', '.join(skipped)}" if skipped else ""
         print_text(f"{n_agree} of {len(counted)} agree{rest}")
     return DONE if n_agree == len(counted) else GATE_FAILED
 
 
-def train(arguments: Namespace) -> int:
+def train(arguments: CommandLine) -> int:
     """Train one model and write its weights."""
     if len(arguments.names) != 1:
         raise UsageError(f"themis zoo train needs exactly one NAME, got {len(arguments.names)}: themis zoo lists them")
@@ -137,7 +125,7 @@ def train(arguments: Namespace) -> int:
     if out.suffix.lower() not in EXTENSIONS:
         raise UsageError(f"--out must have a known file extension, got {out}: {nearest(out.suffix, EXTENSIONS)}")
     from themis.runs.store.files import check_free, fresh_file
-    from themis_lab.zoo.training import train as train_entry
+    from themis_lab.zoo.loading import train as train_entry
 
     check_free(out, replaces=arguments.force)
 
@@ -151,7 +139,7 @@ def train(arguments: Namespace) -> int:
     with fresh_file(out, replaces=arguments.force) as part:
         _write(module.state_dict(), part, is_safe=out.suffix.lower() == ".safetensors")
     if arguments.json:
-        print_json(json.dumps({**_as_object(figure), "out": str(out)}, indent=2))
+        print_json({**_as_object(figure), "out": str(out)})
     else:
         print_text(f"test {figure.entry.metric} {_compare(figure)} on {figure.n_inputs:,} inputs")
         print_text(f"Wrote {out}. Test it: themis run --zoo {name} --weights {quote(str(out))} --perturb gaussian")
@@ -184,7 +172,7 @@ def _describe(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _verify(entry: Entry, arguments: Namespace) -> dict[str, Any]:
+def _verify(entry: Entry, arguments: CommandLine) -> dict[str, Any]:
     """The measured value, or why there is none."""
     from themis_lab.zoo import find_weights, verify
 
@@ -215,7 +203,6 @@ def _as_object(figure: MeasuredFigure) -> dict[str, Any]:
 
 
 def _compare(figure: MeasuredFigure) -> str:
-    """The measured and the published value, such as 97.88% (published 97.88%)."""
     entry = figure.entry
     stated = "" if entry.stated is None else f" (published {_format_metric(entry.stated.value, entry.metric)})"
     return f"{_format_metric(figure.measured, entry.metric)}{stated}"
@@ -225,14 +212,3 @@ def _format_metric(value: float | None, metric: str) -> str:
     if value is None:
         return "-"
     return f"{value:.2%}" if metric == "accuracy" else f"{value:.4f}"
-
-
-def _align(lines: list[tuple[str, ...]]) -> str:
-    """Format a table: the first column is aligned to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(w) if k == 0 else cell.rjust(w) for k, (cell, w) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    )

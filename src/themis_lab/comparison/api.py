@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -15,50 +16,47 @@ from torch import nn
 from themis.compute.cluster import RayExecutor, choose_executor
 from themis.data.seeds import Seeds, read_seeds
 from themis.errors import UsageError
-from themis.experiments import ExperimentFolder, ExperimentPlan, JsonResults, Listener, run_cells
+from themis.experiments import ExperimentFolder, ExperimentPlan, Listener
 from themis.perturb import Perturbation, choose_perturbation
 from themis.perturb.perturbation import check_fits, check_gradient
-from themis.reading import all_of, items, number, record, text, values_of, whole
 from themis.runs.environment import describe_environment, describe_tested, threads
 from themis.runs.source import Origin
 from themis.target.alignment import align_seeds, align_target
 from themis.target.blackbox import as_target
 from themis.target.fingerprint import hash_seeds
 from themis.target.target import AnyTarget
-from themis_lab.comparison.cells import CAMPAIGN, CellRunner, RebuildRunner, failed_campaign
+from themis_lab.comparison.cells import (
+    BOX,
+    FULL,
+    CellRunner,
+    ErrorRates,
+    SeedParts,
+    failed_campaign,
+    make_runner,
+    split_seeds,
+)
 from themis_lab.comparison.figures import draw
-from themis_lab.comparison.grid import HIGHEST, Grid, fix_grid, largest_magnitude, list_grids, usual_magnitude
-from themis_lab.comparison.plan import FREE, GRID, CampaignCell, ComparisonPlan
-from themis_lab.comparison.rates import BOX, FULL, ErrorRates, SeedParts, split_seeds
+from themis_lab.comparison.plan import (
+    FREE_IN_COMPARISON,
+    GRID,
+    HIGHEST,
+    CampaignCell,
+    ComparisonPlan,
+    Grid,
+    fix_grid,
+    largest_magnitude,
+    list_grids,
+    usual_magnitude,
+)
+from themis_lab.comparison.statistics import Array
 from themis_lab.comparison.summary import Comparison, Record, markdown, summarise
-from themis_lab.executors import choose_cell_executor
+from themis_lab.executors import CellKind, JsonResults, choose_cell_executor, read_result, run_cells, write_result
 from themis_lab.keywords import CompareOptions
 from themis_lab.techniques import DIFFERENTIAL
 
 RATES = "rates.json"
 FOR = {"search": 0, "judge": 1 << 41, "grid": 1 << 40}
 """Added to the random seed, so that error rates share no noise with campaigns."""
-_GRID = record({"name": text(), "magnitudes": items(number(0)), "note": text()})
-
-
-def _errors(value: Any, place: str) -> None:
-    """The errors of every judge seed, by magnitude."""
-    values_of(items(number(0, 1)))(value, place)
-    for magnitude in value:
-        number()(float(magnitude), f"{place}, a magnitude")
-    if len({len(rates) for rates in value.values()}) > 1:
-        raise ValueError(f"{place} must be of the same seeds at all magnitudes")
-
-
-RATES_FORM = record(
-    {},
-    {
-        "grids": items(_GRID),
-        **dict.fromkeys(("errors", "box_errors"), _errors),
-        "judge": record({}),
-        "seeds": values_of(whole()),
-    },
-)
 UNMEASURED: dict[str, Any] = {"grids": [], "errors": {}, "box_errors": {}, "judge": {}, "seeds": {}}
 """The content of `rates.json` before anything is measured."""
 ERRORS = {FULL: "errors", BOX: "box_errors"}
@@ -126,17 +124,14 @@ def compare(
         spec = perturbation if isinstance(perturbation, str) else None
         setup = ComparisonSetup(target, parts, chosen, spec, plan, train, rivals, origin)
         environment, tested = describe_environment(target.device), describe_tested(target, seeds, origin)
-        folder.begin(ExperimentPlan(setup.record(tested), FREE), environment)
-        grids, measured = setup.measure_rates(grids, {**UNMEASURED, **(folder.read(RATES, RATES_FORM) or {})}, listener)
-        folder.write(RATES, measured)
+        folder.begin(ExperimentPlan(setup.record(tested), FREE_IN_COMPARISON), environment)
+        grids, measured = setup.measure_rates(grids, {**UNMEASURED, **(read_result(folder, RATES) or {})}, listener)
+        write_result(folder, RATES, measured)
         for grid in grids:
             if grid.note:
                 listener.on_note(f"{grid.name}: {grid.note}")
         records = setup.run(plan.cells(grids), folder, on_ray or _n_workers(workers, target), listener)
-        errors, box_errors = (
-            {float(name): np.asarray(rates, dtype=np.float64) for name, rates in measured[key].items()}
-            for key in ERRORS.values()
-        )
+        errors, box_errors = read_errors(measured)
         result = Comparison(
             plan,
             chosen.name,
@@ -150,6 +145,16 @@ def compare(
         if folder.path is not None:
             draw(result, folder.path)
     return result
+
+
+def read_grids(measured: dict[str, Any]) -> tuple[Grid, ...]:
+    """The grids of magnitudes that were measured."""
+    return tuple(Grid(grid["name"], tuple(grid["magnitudes"]), grid["note"]) for grid in measured["grids"])
+
+
+def read_errors(measured: dict[str, Any]) -> list[dict[float, Array]]:
+    """The errors of the judge seeds by magnitude, at full strength and over the box."""
+    return [{float(name): np.asarray(rates) for name, rates in measured[key].items()} for key in ERRORS.values()]
 
 
 @dataclass(frozen=True)
@@ -195,7 +200,7 @@ class ComparisonSetup:
         techniques search, and how many seeds of each part are answered correctly. All of it is measured once, before
         any technique runs: what is in `before` stays.
         """
-        known = {grid["name"]: Grid(grid["name"], tuple(grid["magnitudes"]), grid["note"]) for grid in before["grids"]}
+        known = {grid.name: grid for grid in read_grids(before)}
         errors = {where: dict(before[key]) for where, key in ERRORS.items()}
         n_correct, judge = dict(before["seeds"]), dict(before["judge"])
         with self.target.opened():
@@ -223,9 +228,7 @@ class ComparisonSetup:
                     errors[where][repr(magnitude)] = rates.errors(magnitude, where).tolist()
         known |= {grid.name: grid for grid in grids}
         return grids, {
-            "grids": [
-                {"name": grid.name, "magnitudes": list(grid.magnitudes), "note": grid.note} for grid in known.values()
-            ],
+            "grids": [{**vars(grid), "magnitudes": list(grid.magnitudes)} for grid in known.values()],
             **{key: errors[where] for where, key in ERRORS.items()},
             "judge": judge,
             "seeds": {part: n_correct[part] for part in FOR if part in n_correct},
@@ -242,22 +245,20 @@ class ComparisonSetup:
         if isinstance(workers, RayExecutor):
             workers.check_device(self.target.device.type)
         is_sent = isinstance(workers, RayExecutor) and self.origin is None
-        campaign = all_of(CAMPAIGN, record({"seeds": whole(0, self.plan.seeds)}))
         return run_cells(
             cells,
             self._runner if workers == 1 or is_sent else self._rebuild(),
-            results=JsonResults(folder, form=lambda _: campaign),
-            describe=lambda cell, record: f"{cell}: {record['distinct_faults']:,} distinct faults",
-            failed=failed_campaign,
-            executor=choose_cell_executor(
-                workers, self.plan.threads, lambda n: listener.on_note(f"starting {n} workers")
+            results=JsonResults(folder),
+            kind=CellKind(
+                "campaign",
+                lambda cell, record: f"{cell}: {record['distinct_faults']:,} distinct faults",
+                failed_campaign,
             ),
+            executor=choose_cell_executor(workers, self.plan.threads),
             listener=listener,
-            noun="campaign",
         )
 
     def _runner(self) -> Callable[[CampaignCell], Record]:
-        """The function that runs a campaign in this process."""
         train: Any = self.train
         rivals: Any = self.rivals
         if self.origin is not None:
@@ -265,13 +266,13 @@ class ComparisonSetup:
             rivals = rivals or self.origin.read_rivals
         return CellRunner(self.target, self.parts.search, self.perturbation, self.plan, train, rivals).run
 
-    def _rebuild(self) -> RebuildRunner:
+    def _rebuild(self) -> Callable[[], Callable[[CampaignCell], Record]]:
         if self.origin is None or self.spec is None or self.train is not None or self.rivals:
             raise UsageError(
                 "with several workers, other processes make everything again: name the model, data, training data and "
                 "rivals in origin=..., and pass the perturbation by name"
             )
-        return RebuildRunner(self.origin, self.spec, self.plan)
+        return partial(make_runner, self.origin, self.spec, self.plan)
 
 
 def _n_workers(workers: int | None, target: AnyTarget) -> int:

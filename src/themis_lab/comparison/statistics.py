@@ -9,11 +9,13 @@ between techniques are paired. Counts are means over campaigns.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from themis.report.table import NONE, format_number
 
 Array = NDArray[np.float64]
 Scale = tuple[Callable[[Array], Array], Callable[[Array], Array]]
@@ -23,7 +25,7 @@ LEAST_SPAN = 0.10
 """The least span of the error rates of a grid, even without any one of them."""
 QUANTILE = 1.96
 """The quantile of the normal distribution for 95%."""
-LARGEST = 1 - 1e-9
+LARGEST_R = 1 - 1e-9
 """The correlation beyond which Fisher's transform is cut off."""
 LEAST_FAULTS = 10
 """The fewest distinct faults per campaign, over all magnitudes, for which an r is defined."""
@@ -183,9 +185,29 @@ def _identity(values: Array) -> Array:
 
 
 def _fisher(r: Array) -> Array:
-    z: Array = np.arctanh(np.clip(r, -LARGEST, LARGEST))
+    z: Array = np.arctanh(np.clip(r, -LARGEST_R, LARGEST_R))
     return z
 
 
 FISHER: Scale = (_fisher, np.tanh)
 LOGARITHMIC: Scale = (np.log, np.exp)
+
+
+def format_estimate(estimate: Sequence[float | None] | None, digits: int = 3, *, signed: bool = False) -> str:
+    """A value with its interval, such as 0.95 (0.90..0.98); `estimate` is value, low and high."""
+    value, low, high = estimate or (None, None, None)
+    if value is None:
+        return NONE
+    text = format_number(value, digits, signed=signed)
+    if low is None or high is None:
+        return text
+    return f"{text} ({format_number(low, digits, signed=signed)}..{format_number(high, digits, signed=signed)})"
+
+
+def format_spread(
+    values: Iterable[float | None], middle: Callable[[list[float]], float], digits: int = 2, *, signed: bool = False
+) -> str:
+    """The mean or median of the values that exist, with the lowest and the highest if there are several."""
+    known = [value for value in values if value is not None]
+    ends = (min(known), max(known)) if len(known) > 1 else (None, None)
+    return format_estimate([middle(known), *ends], digits, signed=signed) if known else NONE

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from themis.errors import StoreError
-from themis.report.table import NONE, Table, format_count, format_estimate, format_value
+from themis.report.table import NONE, Table, format_count
 from themis.text import counted, percent, printable
-from themis_lab.comparison.cells import COUNTS
-from themis_lab.comparison.grid import Grid
-from themis_lab.comparison.plan import CampaignCell, ComparisonPlan
+from themis_lab.comparison.cells import TALLIES
+from themis_lab.comparison.plan import CampaignCell, ComparisonPlan, Grid
 from themis_lab.comparison.statistics import (
     LEAST_FAULTS,
     LEAST_SPAN,
     MOST_UNDEFINED,
     Array,
-    Measured,
     Weights,
     agreed_lead,
+    format_estimate,
     measure_correlation,
     measure_total,
     why_degenerate,
 )
-from themis_lab.techniques import BASELINES, Technique
+from themis_lab.techniques import BASELINES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -133,34 +133,36 @@ def summarise(
 ) -> GridSummary:
     """The summary of one grid; errors are those of the judge seeds, by magnitude: at full strength and over the box."""
     judged, box = (np.stack([by[magnitude] for magnitude in grid.magnitudes]) for by in (errors, box_errors))
-    by_technique = {technique.name: _campaigns(technique, grid, plan, records) for technique in plan.chosen()}
-    complete = [
-        technique
+    campaigns = {
+        technique.name: [
+            records[CampaignCell(technique.name, magnitude, campaign)]
+            for magnitude in grid.magnitudes
+            for campaign in range(plan.campaigns)
+        ]
         for technique in plan.chosen()
-        if all("error" not in record for record in by_technique[technique.name])
-    ]
+    }
+    complete = {name: own for name, own in campaigns.items() if all("error" not in record for record in own)}
     degenerate, box_degenerate = why_degenerate(judged.mean(1)), why_degenerate(box.mean(1))
     totals: dict[str, dict[str, Any]] = {}
     r: dict[str, dict[str, Any]] = {}
     r_box: dict[str, dict[str, Any]] = {}
-    counts: dict[str, Array] = {}
+    means: dict[str, list[float]] = {}
     if complete:
-        campaigns = [by_technique[technique.name] for technique in complete]
         shape = (len(complete), len(grid.magnitudes), plan.campaigns)
-        counts = {name: _counts(campaigns, name, shape) for name in COUNTS}
-        n_seeds = max(record["seeds"] for own in campaigns for record in own)
+        counts = {name: _counts(list(complete.values()), name, shape) for name in TALLIES}
+        n_seeds = max(record["seeds"] for own in complete.values() for record in own)
         if (n_failing := counts["faults"].shape[-1]) > n_seeds:
             raise StoreError(
                 f"the campaigns must have faults on at most their {n_seeds:,} seeds, but they name {n_failing:,}: "
                 "remove the cells that were changed to measure them again"
             )
         weights = Weights.draw(plan.resamples, n_seeds, judged.shape[1], plan.campaigns, plan.random_seed)
-        totals = _totals(complete, campaigns, shape, counts, weights)
-        is_guided = [own[0]["has_criterion"] for own in campaigns]
+        totals = _totals(complete, counts, weights)
+        means = dict(zip(complete, counts["distinct"].sum(-1).mean(-1).tolist(), strict=True))
         if degenerate is None:
-            r = _correlations(complete, is_guided, judged, counts, weights)
+            r = _correlations(complete, judged, counts, weights)
         if box_degenerate is None:
-            r_box = _correlations(complete, is_guided, box, counts, weights)
+            r_box = _correlations(complete, box, counts, weights)
     rows = [
         Row(
             name,
@@ -171,36 +173,20 @@ def summarise(
             r_box.get(name, {}),
             {over: agreed_lead(*(by.get(name, {}).get(over) for by in (r, r_box))) for over in LEAD_COLUMNS},
         )
-        for name, own in by_technique.items()
+        for name, own in campaigns.items()
     ]
     rows.sort(key=lambda row: -row.total["distinct_faults"][0] if row.total else np.inf)
-    means = (
-        dict(zip((technique.name for technique in complete), counts["distinct"].sum(-1).mean(-1), strict=True))
-        if complete
-        else {}
-    )
     return GridSummary(
         grid.name,
         grid.note,
         grid.magnitudes,
-        tuple(float(rate) for rate in judged.mean(1)),
+        tuple(judged.mean(1).tolist()),
         degenerate,
-        tuple(float(rate) for rate in box.mean(1)),
+        tuple(box.mean(1).tolist()),
         box_degenerate,
         tuple(rows),
-        {row.technique: means[row.technique].tolist() for row in rows if row.technique in means},
+        {row.technique: means[row.technique] for row in rows if row.technique in means},
     )
-
-
-def _campaigns(
-    technique: Technique, grid: Grid, plan: ComparisonPlan, records: dict[CampaignCell, Record]
-) -> list[Record]:
-    """The records of a technique, by magnitude and then by campaign."""
-    return [
-        records[CampaignCell(technique.name, magnitude, campaign)]
-        for magnitude in grid.magnitudes
-        for campaign in range(plan.campaigns)
-    ]
 
 
 def _counts(campaigns: list[list[Record]], name: str, shape: tuple[int, int, int]) -> Array:
@@ -213,80 +199,63 @@ def _counts(campaigns: list[list[Record]], name: str, shape: tuple[int, int, int
     return counts.reshape(*shape, len(failing))
 
 
-def _totals(
-    techniques: list[Technique],
-    campaigns: list[list[Record]],
-    shape: tuple[int, int, int],
-    counts: dict[str, Array],
-    weights: Weights,
-) -> dict[str, dict[str, Any]]:
+def _totals(campaigns: dict[str, list[Record]], counts: dict[str, Array], weights: Weights) -> dict[str, Record]:
     """Sums over magnitudes: mean, least and most over campaigns; and the ratio of distinct faults to the best rival."""
-    distinct = measure_total(counts["distinct"], weights)
+    distinct, names = measure_total(counts["distinct"], weights), list(campaigns)
+    n_magnitudes = counts["distinct"].shape[1]
     totals = {}
-    for k, (technique, own) in enumerate(zip(techniques, campaigns, strict=True)):
+    for k, (technique, own) in enumerate(campaigns.items()):
         total: dict[str, Any] = {}
         for name in TOTALS:
-            sums = np.array([record[name] for record in own], dtype=np.float64).reshape(shape[1:]).sum(0)
+            sums = np.array([record[name] for record in own], dtype=np.float64).reshape(n_magnitudes, -1).sum(0)
             total[name] = [float(sums.mean()), float(sums.min()), float(sums.max())]
         rivals = [rival for rival in distinct.best_rivals(k) if distinct.values[rival] > 0]
-        reasons = sorted({str(record["stop_reason"]) for record in own})
-        total |= {
-            "rivals": [techniques[rival].name for rival in rivals],
+        selected = float(counts["selected_distinct"][k].sum((0, 2)).mean())
+        totals[technique] = total | {
+            "rivals": [names[rival] for rival in rivals],
             "over_rival": distinct.ratio(k, rivals[0]).as_list() if rivals else None,
-            "selected_distinct": _selected(own, counts["selected_distinct"][k]),
+            "selected_distinct": selected if own[0]["has_criterion"] else None,
             "coverage": float(np.mean([record["coverage"] for record in own])),
             "is_share": all(record["is_share"] for record in own),
             "scc": float(np.mean([record["scc"] for record in own])),
             "plateaus": sum(record["is_plateau"] for record in own),
-            "stops": {reason: sum(record["stop_reason"] == reason for record in own) for reason in reasons},
+            "stops": dict(sorted(Counter(str(record["stop_reason"]) for record in own).items())),
             "fit_inputs": max(record["fit_inputs"] for record in own),
             "fit_seconds": max(record["fit_seconds"] for record in own),
         }
-        totals[technique.name] = total
     return totals
 
 
-def _selected(campaigns: list[Record], counts: Array) -> float | None:
-    return float(counts.sum((0, 2)).mean()) if campaigns[0]["has_criterion"] else None
-
-
 def _correlations(
-    techniques: list[Technique], is_guided: list[bool], judged: Array, counts: dict[str, Array], weights: Weights
-) -> dict[str, dict[str, Any]]:
+    campaigns: dict[str, list[Record]], judged: Array, counts: dict[str, Array], weights: Weights
+) -> dict[str, Record]:
     """The r of every count, and how far the r of distinct faults is from that of the rivals, by technique."""
     measured = {
-        name: measure_correlation(judged, counts[name], weights, counts[DISTINCT.get(name, name)]) for name in COUNTS
+        name: measure_correlation(judged, counts[name], weights, counts[DISTINCT.get(name, name)]) for name in TALLIES
     }
-    baselines = baseline_indices(techniques)
+    distinct, names = measured["distinct"], list(campaigns)
+    baselines = baseline_indices(names)
     correlations = {}
-    for k, technique in enumerate(techniques):
-        names = COUNTS if is_guided[k] else COUNTS[:2]
-        correlations[technique.name] = {
-            **{name: measured[name].estimate(k).as_list() for name in names},
-            **_over_rivals(measured["distinct"], techniques, k, baselines),
+    for k, (technique, own) in enumerate(campaigns.items()):
+        rivals, has_criterion = distinct.best_rivals(k), own[0]["has_criterion"]
+        has_baselines = baselines and k not in baselines
+        correlations[technique] = {
+            **{name: measured[name].estimate(k).as_list() for name in (TALLIES if has_criterion else TALLIES[:2])},
+            "rivals": [names[rival] for rival in rivals],
+            "over_rival": distinct.difference(k, rivals[:1]).as_list() if rivals else None,
+            "over_baselines": distinct.difference(k, baselines).as_list() if has_baselines else None,
         }
     return correlations
 
 
-def _over_rivals(measured: Measured, techniques: list[Technique], k: int, baselines: list[int]) -> dict[str, Any]:
-    rivals = measured.best_rivals(k)
-    has_baselines = baselines and k not in baselines
-    return {
-        "rivals": [techniques[rival].name for rival in rivals],
-        "over_rival": measured.difference(k, rivals[:1]).as_list() if rivals else None,
-        "over_baselines": measured.difference(k, baselines).as_list() if has_baselines else None,
-    }
-
-
-def baseline_indices(techniques: list[Technique]) -> list[int]:
+def baseline_indices(names: list[str]) -> list[int]:
     """The indices of the paper's four baselines, at its settings; empty unless all four are present."""
-    names = [technique.name for technique in techniques]
     return [names.index(name) for name in BASELINES] if set(BASELINES) <= set(names) else []
 
 
 FEW_SEEDS = 50
 """A part with fewer seeds than this gets a warning."""
-TITLES = {
+GRID_TITLES = {
     "grid": "magnitudes chosen in advance on separate seeds",
     "paper": "the paper's magnitudes",
     "given": "the given magnitudes",
@@ -339,18 +308,26 @@ def fault_table(grid: GridSummary) -> Table:
     """How many faults each technique found at the same cost."""
     rows = grid.rows
     columns = ("technique", "distinct faults", "selected", "seeds", "raw", "tests", "coverage", "over the best rival")
-    values = {row.technique: row.total["distinct_faults"][0] for row in rows if row.total}
     notes = [
         f"Sums over {counted(len(grid.magnitudes), 'magnitude')}; means over campaigns, with least and most. "
         "Selected: distinct faults among tests that raised the criterion. Seeds: those that failed. Coverage: the "
-        "technique's own. Over the best rival: the ratio of distinct faults, with its 95% interval. "
-        f"{_best_rival(values, {row.technique: row.total.get('rivals', []) for row in rows})}".strip()
+        "technique's own. Over the best rival: the ratio of distinct faults, with its 95% interval."
     ]
-    notes += [*_plateau_notes(grid), *_interval_notes(grid)]
+    plateaus = [f"{row.technique} in {row.total['plateaus']} of {row.n_cells}" for row in rows if _has_plateau(row)]
+    if plateaus:
+        notes.append(f"* Coverage did not rise in the last quarter of most campaigns: {', '.join(plateaus)}.")
+    notes += _interval_notes(grid)
     if grid.note:
         notes.append(f"The grid: {grid.note}.")
-    notes += _stop_notes(grid) + _fit_notes(grid) + _failures(grid)
-    title = f"Faults found, {TITLES[grid.name]}"
+    whole = [(row.technique, row.total) for row in rows if row.total]
+    early = {name: sum(n for reason, n in total["stops"].items() if reason != "passes") for name, total in whole}
+    if stopped := [f"{name} in {counted(n, 'campaign')}" for name, n in early.items() if n]:
+        notes.append(f"Stopped before all passes were spent: {', '.join(stopped)}.")
+    fitted = [(name, total["fit_inputs"], total["fit_seconds"]) for name, total in whole if total["fit_inputs"]]
+    if costs := [f"{name} {n:,} ({seconds:.1f} s)" for name, n, seconds in fitted]:
+        notes.append(f"Training inputs that criteria were fitted to, at no charge: {', '.join(costs)}.")
+    notes += _failures(grid)
+    title = f"Faults found, {GRID_TITLES[grid.name]}"
     return Table(title, columns, [_fault_row(row) for row in rows], notes, ("seeds", "raw", "tests"))
 
 
@@ -379,13 +356,12 @@ def _coverage(row: Row) -> str:
 
 
 def _has_plateau(row: Row) -> bool:
-    """Whether coverage stopped rising early in most campaigns."""
     return bool(row.total) and 2 * row.total["plateaus"] > row.n_cells
 
 
 def r_table(grid: GridSummary) -> Table:
     """How well the faults found follow the error rate, under both of its definitions."""
-    title = f"Correlation of faults with the error rate, {TITLES[grid.name]}"
+    title = f"Correlation of faults with the error rate, {GRID_TITLES[grid.name]}"
     rates = _rate_notes(grid)
     if grid.degenerate is not None and grid.box_degenerate is not None:
         return Table(title, (), [], rates)
@@ -407,7 +383,7 @@ def r_table(grid: GridSummary) -> Table:
         "zero; otherwise open. Selected and raw: r of distinct faults among tests that raised the criterion, and of "
         f"all faults, under both definitions. {NONE} means that r is undefined: no criterion, fewer than "
         f"{LEAST_FAULTS} distinct faults per campaign over all magnitudes, or equal counts at all magnitudes, as "
-        f"measured or in more than {MOST_UNDEFINED:.0%} of the resamples. {_lead_note(grid)}"
+        f"measured or in more than {MOST_UNDEFINED:.0%} of the resamples."
     ]
     if has_mean:
         notes[0] += f" The four: the mean of {', '.join(BASELINES)} at the paper's settings."
@@ -416,7 +392,6 @@ def r_table(grid: GridSummary) -> Table:
 
 
 def _rate_notes(grid: GridSummary) -> list[str]:
-    """The error rates under both definitions, and which of them do not allow a correlation."""
     notes = []
     for where, rates, why in (
         ("at full strength", grid.rates, grid.degenerate),
@@ -434,26 +409,8 @@ def _lead(row: Row, over: str) -> str:
     return NONE
 
 
-def _lead_note(grid: GridSummary) -> str:
-    """Which technique is ahead of all others in r; under one definition alone, none is."""
-    for row in grid.rows:
-        if row.r_lead["over_rival"] == "ahead":
-            return f"In r, {row.technique} is ahead of all others under both definitions."
-    best = {}
-    for where, name in (("at full strength", "r"), ("over the whole range", "r_box")):
-        values = {row.technique: (getattr(row, name).get("distinct") or [None])[0] for row in grid.rows}
-        defined = {technique: value for technique, value in values.items() if value is not None}
-        if defined:
-            best[where] = max(defined, key=lambda technique: defined[technique])
-    if len(best) < 2:
-        return "No lead in r is stated, because only one definition of the error rate can be scored." if best else ""
-    values_text = " and ".join(f"{technique} {where}" for where, technique in best.items())
-    return f"No technique is ahead of all others in r under both definitions; the highest values are of {values_text}."
-
-
 def _pair(both: tuple[dict[str, Any], dict[str, Any]], name: str) -> str:
-    """A correlation under both definitions."""
-    values = [format_value(r.get(name)) for r in both]
+    values = [format_estimate([(r.get(name) or [None])[0], None, None]) for r in both]
     return NONE if set(values) == {NONE} else " / ".join(values)
 
 
@@ -468,52 +425,13 @@ def magnitude_table(grid: GridSummary) -> Table:
         "Error rates at full strength, and as a mean over the range of theta that techniques search. A grid whose "
         f"error rates span less than {LEAST_SPAN:.2f}, even without any one of them, is degenerate."
     ]
-    return Table(f"Distinct faults by magnitude, {TITLES[grid.name]}", columns, rows, notes)
-
-
-def _best_rival(values: dict[str, float], rivals: dict[str, list[str]]) -> str:
-    """Which technique is the best rival of the others, and which one is its rival; several if they are equal."""
-    best = [name for name, value in values.items() if value == max(values.values())]
-    if not best or not any(best[0] in names for names in rivals.values()):
-        return ""
-    if len(best) > 1:
-        return f"The best rivals are {', '.join(best[:-1])} and {best[-1]}, which are equal."
-    own = f"; it is itself compared with {' or '.join(rivals[best[0]])}" if rivals[best[0]] else ""
-    return f"The best rival is {best[0]}{own}."
-
-
-def _plateau_notes(grid: GridSummary) -> list[str]:
-    """Which techniques reached a plateau, and how often."""
-    texts = [f"{row.technique} in {row.total['plateaus']} of {row.n_cells}" for row in grid.rows if _has_plateau(row)]
-    return [f"* Coverage did not rise in the last quarter of most campaigns: {', '.join(texts)}."] if texts else []
+    return Table(f"Distinct faults by magnitude, {GRID_TITLES[grid.name]}", columns, rows, notes)
 
 
 def _interval_notes(grid: GridSummary) -> list[str]:
-    """What the intervals account for."""
     if max(row.n_cells for row in grid.rows) <= len(grid.magnitudes):
         return ["With one campaign, the intervals account for the choice of seeds only, not for the campaigns."]
     return ["The intervals tend to be too wide, unless campaigns differ a lot."]
-
-
-def _stop_notes(grid: GridSummary) -> list[str]:
-    """Which techniques stopped before all passes were spent."""
-    early = {
-        row.technique: sum(n for reason, n in row.total["stops"].items() if reason != "passes")
-        for row in grid.rows
-        if row.total
-    }
-    texts = [f"{name} in {counted(n, 'campaign')}" for name, n in early.items() if n]
-    return [f"Stopped before all passes were spent: {', '.join(texts)}."] if texts else []
-
-
-def _fit_notes(grid: GridSummary) -> list[str]:
-    """What criteria cost before the first test."""
-    texts = [
-        f"{row.technique} {row.total['fit_inputs']:,} ({row.total['fit_seconds']:.1f} s)"
-        for row in grid.rows
-        if row.total and row.total["fit_inputs"]
-    ]
-    return [f"Training inputs that criteria were fitted to, at no charge: {', '.join(texts)}."] if texts else []
 
 
 def _failures(grid: GridSummary) -> list[str]:

@@ -11,30 +11,20 @@ from typing import Any, Unpack
 
 from themis.compute.cluster import RayExecutor, choose_executor
 from themis.errors import UsageError
-from themis.experiments import PLAN, ExperimentFolder, ExperimentPlan, JsonResults, Listener, run_cells
-from themis.reading import record as form_of
-from themis.reading import whole
+from themis.experiments import PLAN, ExperimentFolder, ExperimentPlan, Listener
 from themis.retraining.recipe import Recipe
 from themis.retraining.source import Given, Source, open_source
 from themis.runs.environment import describe_environment, threads
 from themis.runs.run import Run
 from themis.runs.source import Origin
 from themis.runs.trust import Trusted
-from themis_lab.contest.cells import (
-    Case,
-    Contest,
-    MakeCase,
-    RebuildContest,
-    Record,
-    contest_form,
-    failed_cell,
-)
-from themis_lab.contest.plan import FREE, FRESH, ContestCell, ContestPlan
-from themis_lab.contest.standings import TABLE, Contested, draw, markdown, summarise
-from themis_lab.executors import choose_cell_executor
+from themis_lab.contest.cells import Case, Contest, MakeCase, Record, failed_cell, make_runner
+from themis_lab.contest.plan import FREE_IN_CONTEST, FRESH, ContestCell, ContestPlan
+from themis_lab.contest.standings import TABLE_FILE, Contested, draw, markdown, summarise
+from themis_lab.executors import CellKind, JsonResults, choose_cell_executor, read_result, run_cells, write_result
 from themis_lab.keywords import ContestOptions
 
-CELLS, INPUTS, RESULT, FIGURE = "cells", "inputs.json", "contest.json", "contest.png"
+CELLS_FOLDER, INPUTS_FILE, CONTEST_FILE, FIGURE_FILE = "cells", "inputs.json", "contest.json", "contest.png"
 
 
 def contest_run(
@@ -85,10 +75,6 @@ def _make_case(run: str | Path, judge: Any, origin: Origin | None, train: Any, t
         return _case(source)
 
 
-def _given(case: Case) -> Case:
-    return case
-
-
 def run_contest(
     case: Case | None = None,
     plan: ContestPlan | None = None,
@@ -118,7 +104,7 @@ def run_contest(
     if isinstance(workers, RayExecutor):
         workers.check_device(case.target.device.type)
     digest = case.digest(plan, recipe)
-    cells = f"{CELLS}/{digest}"
+    cells = f"{CELLS_FOLDER}/{digest}"
     environment = describe_environment(case.target.device)
     with (
         closing(ExperimentFolder(out, "contest", f"{cells}/{PLAN}")) as folder,
@@ -131,36 +117,30 @@ def run_contest(
             "model_sha256": case.target.fingerprint(),
             "perturbation": case.perturbation.name,
         }
-        folder.begin(ExperimentPlan(record, FREE), environment)
+        folder.begin(ExperimentPlan(record, FREE_IN_CONTEST), environment)
         contest = Contest(case, plan, recipe)
-        stored = folder.read(f"{cells}/{INPUTS}", form_of({"inputs": whole(1)}))
+        stored = read_result(folder, f"{cells}/{INPUTS_FILE}")
         plan = contest.plan = replace(plan, inputs=contest.inputs() if stored is None else stored["inputs"])
-        folder.write(f"{cells}/{INPUTS}", {"inputs": plan.inputs})
+        write_result(folder, f"{cells}/{INPUTS_FILE}", {"inputs": plan.inputs})
         before = contest.before()
         prepare: Callable[[], Callable[[ContestCell], Record]] = lambda: contest.run  # noqa: E731
         if workers != 1:
-            prepare = RebuildContest(make or partial(_given, case), plan, recipe)
-        form = contest_form(len(case.parts.judge))
+            prepare = partial(make_runner, make or case, plan, recipe)
         records = run_cells(
             plan.cells(),
             prepare,
-            results=JsonResults(folder, cells, lambda _: form),
-            describe=lambda cell, record: f"{cell}: disturbed score {record['reading']['disturbed']:.3f}",
-            failed=failed_cell,
+            results=JsonResults(folder, cells),
+            kind=CellKind(
+                "training",
+                lambda cell, record: f"{cell}: disturbed score {record['reading']['disturbed']:.3f}",
+                failed_cell,
+            ),
             executor=choose_cell_executor(workers),
             listener=listener,
-            noun="training",
         )
-        result = summarise(
-            case.perturbation.name,
-            plan,
-            recipe,
-            before,
-            list(records.values()),
-            environment,
-        )
-        folder.write(RESULT, result.as_dict())
-        folder.write_bytes(TABLE, f"{markdown(result)}\n".encode())
+        result = summarise(case.perturbation.name, plan, recipe, before, list(records.values()), environment)
+        folder.write(CONTEST_FILE, result.as_dict())
+        folder.write_bytes(TABLE_FILE, f"{markdown(result)}\n".encode())
         if folder.path is not None:
-            draw(result, folder.path / FIGURE)
+            draw(result, folder.path / FIGURE_FILE)
     return result

@@ -1,48 +1,145 @@
-"""The cells of a contest: a technique searches and chooses inputs, and a copy of the model is trained on them."""
+"""The cells of a contest: a technique searches and chooses inputs, and a copy of the model is trained on them.
+
+One rule chooses among the tests of every technique. `themis` then does with its choice what `themis retrain` does: it
+disturbs every other input again, at a random theta. The technique `scheduled` is the same search without this step.
+"""
 
 from __future__ import annotations
 
-import base64
 import json
-import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from themis.compute import rng
 from themis.criteria.criterion import Criterion
+from themis.criteria.names import choose_criterion
+from themis.criteria.view import fit_to
 from themis.data.groups import seed_hashes
 from themis.data.seeds import Seeds
 from themis.errors import UsageError
-from themis.measure.tests import Ints
+from themis.measure.tests import Bools, Floats, Ints, Results, Tests
 from themis.perturb import Perturbation
-from themis.reading import Form, all_of, number, optional, record, values_of, whole
-from themis.reading import text as string
-from themis.retraining.examine import Column, Exam, Reading, examine
-from themis.retraining.material import of_tests
+from themis.retraining.examine import Exam, Reading, examine
+from themis.retraining.material import of_tests, rank, spread_out
 from themis.retraining.recipe import Recipe
 from themis.retraining.tune import tune
 from themis.runs.parts import Parts
+from themis.search import Policy, choose_policy
 from themis.target.fingerprint import hash_text
-from themis.target.ledger import Ledger
+from themis.target.ledger import Ledger, allow_trained_seeds
 from themis.target.target import Target
-from themis_lab.contest.choosing import (
-    THEMIS,
-    ExecutedTests,
-    choose_tests,
-    fit_criterion,
-    refresh_tests,
-    run_technique,
-)
-from themis_lab.contest.plan import FREE, ContestCell, ContestPlan
-from themis_lab.techniques import Technique
+from themis_lab.comparison.cells import PASSES_ALONE, run_to_the_end
+from themis_lab.contest.plan import FREE_IN_CONTEST, THEMIS, ContestCell, ContestPlan
+from themis_lab.techniques import GUIDED, Technique
+
+OWN_POLICY = "scheduled"
+"""The policy that `themis` searches with."""
+FOR_REFRESHED = 1 << 33
+"""Identifies the random numbers that are drawn here; the counters of policies stay below it."""
+
+
+@dataclass(frozen=True)
+class ExecutedTests:
+    """All tests of a technique's campaign with their outcomes, in the order in which they were run."""
+
+    tests: Tests
+    is_fault: Bools
+    outcome: Ints
+    margin: Floats
+    passes: int
+    distinct_faults: int
+    failing_seeds: int
+
+
+def record_tests(policy: Policy) -> list[tuple[Tests, Results]]:
+    """A list to which everything that the policy observes is added, in the order in which it is run."""
+    recorded: list[tuple[Tests, Results]] = []
+    observe = policy.observe
+
+    def observe_and_record(tests: Tests, results: Results) -> None:
+        recorded.append((tests, results))
+        observe(tests, results)
+
+    policy.observe = observe_and_record  # type: ignore[method-assign]
+    return recorded
+
+
+def fit_criterion(technique: Technique, target: Target, train: Seeds) -> Criterion | None:
+    """The criterion of a technique, fitted to training data; None if it has no criterion."""
+    return None if technique.criterion is None else fit_to(choose_criterion(technique.criterion), target, train)
+
+
+def run_technique(
+    technique: Technique,
+    target: Target,
+    seeds: Seeds,
+    perturbation: Perturbation,
+    *,
+    passes: int,
+    random_seed: int,
+    criterion: Criterion | None = None,
+    **options: Any,
+) -> ExecutedTests:
+    """Run the campaign of a technique on the search seeds; `passes` includes those over the clean seeds."""
+    name = OWN_POLICY if technique.name == THEMIS else technique.name
+    policy = choose_policy(GUIDED if criterion is not None else name)
+    recorded = record_tests(policy)
+    with allow_trained_seeds():
+        options = {"policy": policy, "criterion": criterion, "max_passes": passes, **PASSES_ALONE, **options}
+        result = run_to_the_end(target, seeds, perturbation, random_seed=random_seed, **options)
+    batches = [tests for tests, _ in recorded]
+    tests = Tests(*(np.concatenate([getattr(batch, field.name) for batch in batches]) for field in fields(Tests)))
+    results, last = Results.join([results for _, results in recorded]), result.rounds[-1]
+    order = np.argsort(tests.number, kind="stable")
+    order = order[results.was_run[order]]
+    return ExecutedTests(
+        tests[order],
+        results.is_fault[order],
+        results.outcome[order],
+        results.margin[order],
+        last.passes,
+        last.distinct_faults,
+        last.failing_seeds,
+    )
+
+
+def choose_tests(executed: ExecutedTests, n: int) -> Ints:
+    """The `n` tests of a campaign to train on: one rule for every technique, so that only their searches compete.
+
+    Faults come first, in the order of `spread_out`. They are followed by passing tests that were nearest to a fault,
+    every seed once before any seed twice.
+    """
+    faults, passing = np.flatnonzero(executed.is_fault), np.flatnonzero(~executed.is_fault)
+    seed, number = executed.tests.seed, executed.tests.number
+    faults = faults[spread_out(seed[faults], executed.outcome[faults], number[faults], n)]
+    margin = executed.margin[passing]
+    turn = rank(margin, seed[passing])
+    return np.concatenate([faults, passing[np.lexsort((margin, turn))]])[:n]
+
+
+def refresh_tests(tests: Tests, perturbation: Perturbation, random_seed: int) -> Tests:
+    """The tests with every other one at a theta drawn uniformly, with its own noise.
+
+    The faults of a search lie at the edges of the range of theta: a model trained on them alone may miss the inside.
+    """
+    rows = np.arange(len(tests))
+    low, high = (np.array([getattr(theta, end) for theta in perturbation.theta]) for end in ("low", "high"))
+    draws = np.stack([rng.uniform(random_seed, FOR_REFRESHED, k, rows) for k in range(len(low))], 1)
+    theta = (low + draws * (high - low)).astype(np.float32)
+    is_fresh = rows % 2 == 1
+    return replace(
+        tests,
+        theta=np.where(is_fresh[:, None], theta, tests.theta),
+        noise_seed=np.where(is_fresh, rng.mix(random_seed, FOR_REFRESHED, rows), tests.noise_seed),
+    )
+
 
 Record = dict[str, Any]
-MAX_UNPACKED = 1 << 30
-"""Bytes of a column that was packed."""
-COLUMNS = ("clean", "disturbed", "clean_error", "disturbed_error")
+STORED = ("clean", "disturbed", "clean_error", "disturbed_error")
 """The columns of a `Reading` that are stored for every judge seed."""
 
 
@@ -70,7 +167,7 @@ class Case:
         theta = [(theta.name, theta.low, theta.high) for theta in self.perturbation.theta]
         n_known = None if self.known is None else len(self.known)
         oracle = self.target.oracle if isinstance(self.target.oracle, str) else self.target.oracle.spec()
-        options = {name: value for name, value in plan.as_dict().items() if name not in FREE}
+        options = {name: value for name, value in plan.as_dict().items() if name not in FREE_IN_CONTEST}
         training = recipe.as_dict()
         if not recipe.shortens([self.perturbation]):
             del training["attack_steps"]  # earlier versions did not have it
@@ -170,7 +267,7 @@ class Contest:
                 "examine": round(perf_counter() - trained, 2),
             },
             "reading": reading.as_dict(),
-            "by_seed": pack_columns(reading),
+            "by_seed": columns_of(reading),
         }
 
     def _examine(self, target: Target, ledger: Ledger, before: Reading | None) -> Reading:
@@ -183,16 +280,9 @@ MakeCase = Callable[[], Case]
 """Makes the case again in another process; it must be picklable, such as a module's function or a `partial` of one."""
 
 
-@dataclass(frozen=True)
-class RebuildContest:
-    """Makes a contest again in another process."""
-
-    make: MakeCase
-    plan: ContestPlan
-    recipe: Recipe
-
-    def __call__(self) -> Callable[[ContestCell], Record]:
-        return Contest(self.make(), self.plan, self.recipe).run
+def make_runner(case: Case | MakeCase, plan: ContestPlan, recipe: Recipe) -> Callable[[ContestCell], Record]:
+    """The function that runs cells, for another process."""
+    return Contest(case if isinstance(case, Case) else case(), plan, recipe).run
 
 
 def failed_cell(cell: ContestCell, reason: str) -> Record:
@@ -200,59 +290,7 @@ def failed_cell(cell: ContestCell, reason: str) -> Record:
     return {"technique": cell.technique.name, "random_seed": cell.random_seed, "error": reason}
 
 
-def pack_columns(reading: Reading) -> dict[str, str]:
-    """The columns of a reading, packed."""
-    return {name: pack(column) for name in COLUMNS if (column := getattr(reading, name)) is not None}
-
-
-def pack(column: Column) -> str:
-    """Numbers as text: float32 and compressed, since most of them repeat."""
-    return base64.b85encode(zlib.compress(column.astype("<f4").tobytes(), 9)).decode()
-
-
-def unpack(text: str) -> Column:
-    """The inverse of `pack`; raises ValueError if the text is damaged."""
-    unpacked = zlib.decompressobj()
-    try:
-        content = unpacked.decompress(base64.b85decode(text), MAX_UNPACKED)
-    except zlib.error as error:
-        raise ValueError(str(error)) from error
-    if not unpacked.eof:
-        raise ValueError("the column is cut short or too long")
-    return np.frombuffer(content, "<f4").astype(np.float64)
-
-
-def contest_form(n_judge: int) -> Form:
-    """What is stored of a cell; `n_judge` is the number of judge seeds."""
-
-    def column(value: Any, place: str) -> None:
-        string(1 << 26)(value, place)
-        values = unpack(value)
-        if len(values) != n_judge or not np.isfinite(values).all():
-            raise ValueError(f"{place} must hold {n_judge:,} finite numbers")
-
-    reading = record(
-        {
-            **dict.fromkeys(("clean", "disturbed"), number()),
-            **dict.fromkeys(("distinct_faults", "failing_seeds", "held", "mended"), optional(number())),
-        }
-    )
-    counts = (
-        "inputs",
-        "faults_chosen",
-        "seeds_chosen",
-        "faults_found",
-        "seeds_found",
-        "passes",
-        "epochs",
-        "best_epoch",
-    )
-    return record(
-        {
-            "technique": string(),
-            "random_seed": whole(),
-            **dict.fromkeys(counts, whole()),
-            "reading": reading,
-            "by_seed": all_of(record(dict.fromkeys(COLUMNS[:2], column)), values_of(column)),
-        }
-    )
+def columns_of(reading: Reading) -> dict[str, list[float]]:
+    """What is stored of a reading for every judge seed, as float32."""
+    columns = ((name, getattr(reading, name)) for name in STORED)
+    return {name: column.astype(np.float32).tolist() for name, column in columns if column is not None}

@@ -8,12 +8,27 @@ from typing import Any
 from themis.errors import UsageError
 from themis.options import check_count, check_known, option
 from themis.text import split_list
-from themis_lab.techniques import Technique
+from themis_lab.comparison.plan import as_file_name
+from themis_lab.techniques import DIFFERENTIAL, Technique, choose_technique
 
-FREE = ("techniques", "random_seeds")
+FREE_IN_CONTEST = ("techniques", "random_seeds")
 """Options that decide which cells there are, but change no cell."""
+THEMIS = "themis"
+"""The technique that searches with the default policy, and trains as `themis retrain` does."""
 FRESH = 0.0
 """The default share of inputs that are disturbed again during training: only the chosen inputs count."""
+
+
+def choose_competitor(name: str) -> Technique:
+    """The technique with this name, if it can take part in a contest; criteria guide the fuzzer."""
+    if name.strip().lower() == THEMIS:
+        return Technique(THEMIS)
+    technique = choose_technique(name)
+    if technique.name == DIFFERENTIAL:
+        raise UsageError(f"techniques to retrain from must need only one model, got {DIFFERENTIAL!r}: leave it out")
+    if technique.preset is not None:
+        raise UsageError(f"techniques to retrain from must be policies or criteria, got {name!r}: write paper instead")
+    return technique
 
 
 @dataclass(frozen=True)
@@ -53,8 +68,6 @@ class ContestPlan:
 
     def chosen(self) -> tuple[Technique, ...]:
         """The techniques, each of them once."""
-        from themis_lab.contest.choosing import choose_competitor
-
         return tuple(dict.fromkeys(choose_competitor(name) for name in split_list(self.techniques)))
 
     def cells(self) -> list[ContestCell]:
@@ -78,11 +91,7 @@ class ContestCell:
 
     @property
     def file(self) -> str:
-        name = self.technique.name
-        plain = "".join(character if character.isalnum() else "_" for character in name)
-        from themis.target.fingerprint import hash_text
-
-        return f"{plain}-{hash_text(name)[:6]}-{self.random_seed}.json"
+        return f"{as_file_name(self.technique.name)}-{self.random_seed}.json"
 
     @property
     def group(self) -> str:

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from themis.judge.estimate import Estimate
-from themis.report.table import NONE, Table, format_estimate
+from themis.report.table import NONE, Table
 from themis.retraining.changes import Shift, combine, normal_interval, paired, t_interval
 from themis.retraining.examine import Reading
 from themis.retraining.recipe import Recipe
 from themis.text import counted, percent
-from themis_lab.contest.cells import COLUMNS, Record, pack_columns, unpack
-from themis_lab.contest.choosing import THEMIS
-from themis_lab.contest.plan import ContestPlan
+from themis_lab.comparison.statistics import format_estimate
+from themis_lab.contest.cells import STORED, Record, columns_of
+from themis_lab.contest.plan import THEMIS, ContestPlan
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-TABLE = "contest.md"
+TABLE_FILE = "contest.md"
 HEADINGS = (
     "technique",
     "disturbed",
@@ -95,15 +95,10 @@ class Contested:
 
 
 def summarise(
-    perturbation: str,
-    plan: ContestPlan,
-    recipe: Recipe,
-    before: Reading,
-    records: list[Record],
-    environment: Record,
+    perturbation: str, plan: ContestPlan, recipe: Recipe, before: Reading, records: list[Record], environment: Record
 ) -> Contested:
     """The standing of each technique, from the records of its cells."""
-    original = {name: unpack(text) for name, text in pack_columns(before).items()}  # rounded as those of the cells
+    original = {name: np.array(column) for name, column in columns_of(before).items()}  # rounded as those of the cells
     finished = [record for record in records if "error" not in record]
     themis = {record["random_seed"]: record for record in finished if record["technique"] == THEMIS}
     standings = []
@@ -115,7 +110,7 @@ def summarise(
         if not own:
             standings.append(Standing(name, 0, reasons))
             continue
-        shifts = {column: paired(original[column], _stack(own, column)) for column in COLUMNS if column in original}
+        shifts = {column: paired(original[column], _stack(own, column)) for column in STORED if column in original}
         rivals = [record for record in own if name != THEMIS and record["random_seed"] in themis]
         pairs = [themis[record["random_seed"]] for record in rivals]
         leads = [_lead(pairs, rivals, column) for column in ("disturbed", "clean")]
@@ -135,7 +130,7 @@ def _lead(themis: list[Record], rivals: list[Record], column: str) -> Lead | Non
 
 def _stack(records: list[Record], column: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     """One column of all records: `[records, judge seeds]`."""
-    return np.stack([unpack(record["by_seed"][column]) for record in records])
+    return np.array([record["by_seed"][column] for record in records])
 
 
 def _means(records: list[Record]) -> dict[str, float | None]:
@@ -165,11 +160,12 @@ def contest_table(contested: Contested) -> Table:
     rows = [_row(standing) for standing in ranked(contested.standings)]
     scores = f"disturbed {percent(before['disturbed'])}, clean {percent(before['clean'])}"
     runs = counted(plan.random_seeds, "random seed")
+    sources = "random seeds and judge seeds" if plan.random_seeds > 1 else "judge seeds alone"
     notes = [
         f"Before: {scores}, on {before['seeds']:,} judge seeds x {counted(before['draws'], 'draw')}. Each technique "
         f"searched for {plan.passes:,} passes, chose {counted(contested.inputs, 'input')} and trained with the same "
         f"recipe, with {runs} each. Disturbed and clean: the mean score after training, with least and most, in "
-        f"percent. Gain: in points, with the 95% interval over {_sources(plan.random_seeds)}. Themis above by: its "
+        f"percent. Gain: in points, with the 95% interval over {sources}. Themis above by: its "
         "disturbed score minus the technique's, paired by random seed and judge seed, with the same interval; over "
         "judge seeds: the same difference with the interval over judge seeds alone. A difference without an interval "
         "is one that is equal for all of them. Faults and seeds: those among the chosen inputs. "
@@ -183,7 +179,7 @@ def contest_table(contested: Contested) -> Table:
     if note := _error_note(contested):
         notes.append(note)
     title = f"Retraining from what techniques choose, {contested.perturbation}"
-    return Table(title, HEADINGS, rows, notes, OPTIONAL, TABLE)
+    return Table(title, HEADINGS, rows, notes, OPTIONAL, TABLE_FILE)
 
 
 def markdown(contested: Contested) -> str:
@@ -252,11 +248,6 @@ def _error_note(contested: Contested) -> str:
     ]
     before = contested.before["disturbed_error"]
     return f"Mean absolute error, disturbed: {before:.4g} before; {', '.join(texts)}." if texts else ""
-
-
-def _sources(n_runs: int) -> str:
-    """What the intervals account for."""
-    return "random seeds and judge seeds" if n_runs > 1 else "judge seeds alone"
 
 
 def _spread(shift: Shift) -> str:

@@ -1,9 +1,8 @@
 """Test criteria: how much of a model a set of tests has covered, as defined in the literature."""
 
-from themis.criteria.criterion import Criterion, Laws
-from themis.criteria.fitting import activations, fit_to
+from themis.criteria.criterion import Batch, Criterion, Laws, Layout, Readings
 from themis.criteria.names import choose_criterion
-from themis.criteria.readings import Batch, Layout, Readings
+from themis.criteria.view import activations, fit_to
 from themis_lab.criteria.boundary import NBC, SNAC
 from themis_lab.criteria.cc import CC
 from themis_lab.criteria.configurations import DeepPath, NeuronPairs
@@ -20,13 +19,13 @@ from themis_lab.criteria.surprise import DSA, LSA, MDSA
 from themis_lab.criteria.topk import TKNC, TKNP
 from themis_lab.criteria.tway import TWay
 
-KINDS: tuple[type[Criterion], ...] = (
+ALL_CRITERIA: tuple[type[Criterion], ...] = (
     *(NC, KMNC, NBC, SNAC, TKNC, TKNP),
     *(IDC, LSA, DSA, MDSA),
     *(NLC, CC, SCC),
     *(NPC, MCDC, TWay, DeepPath, NeuronPairs),
 )
-CRITERIA: dict[str, type[Criterion]] = {kind.name: kind for kind in KINDS}
+CRITERIA: dict[str, type[Criterion]] = {kind.name: kind for kind in ALL_CRITERIA}
 """The criteria of the laboratory by name; `pyproject.toml` registers each as an entry point."""
 PAPER = {"nc": "nc(threshold=0.5)", "kmnc": "kmnc(k=1000)", "idc": "idc(m=12)", "lsa": "lsa(upper=2000)"}
 """The baselines of the paper with its settings."""

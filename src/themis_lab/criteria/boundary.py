@@ -8,8 +8,7 @@ from typing import ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from themis.criteria.criterion import CriterionOptions
-from themis.criteria.readings import Readings
+from themis.criteria.criterion import CriterionOptions, Readings
 from themis.errors import UsageError
 from themis_lab.criteria.covering import Crossing
 
@@ -101,5 +100,4 @@ def _update_moments(learnt: dict[str, Tensor], values: Tensor) -> None:
 
 
 def _standard_deviation(learnt: dict[str, Tensor]) -> Tensor:
-    """The sample standard deviation of each neuron's training values; 0 for a single value."""
     return (learnt["squares"] / (learnt["n"] - 1).clamp(min=1)).sqrt()

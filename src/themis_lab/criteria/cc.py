@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from themis.criteria.criterion import Criterion, CriterionOptions, Laws
-from themis.criteria.readings import LayerSpan, Layout, Readings, layer_spans
+from themis.criteria.criterion import Criterion, CriterionOptions, Laws, Layout, Readings
 from themis.errors import UsageError
-from themis_lab.criteria.cc_cuda import MOST_TESTS, can_keep, find_far, keep_far, list_far
+from themis_lab.criteria.spans import LayerSpan, layer_spans
 
 NUMBERS_AT_ONCE = 2**24
 """Activations and distances held at a time."""
-TESTS_AT_ONCE = 1024
+COMPARED_TESTS = 1024
 """Tests compared with each other at a time."""
-MAX_BYTES = 2**32
+MAX_KEPT_BYTES = 2**32
 """Bytes that the kept tests may take."""
 EPSILON = torch.finfo(torch.float64).eps
 
@@ -75,33 +74,10 @@ class CC(Criterion):
         return state
 
     def _update(self, readings: Readings) -> Tensor:
-        parts = torch.split(readings.values, max(1, min(TESTS_AT_ONCE, NUMBERS_AT_ONCE // readings.layout.n_neurons)))
+        parts = torch.split(readings.values, max(1, min(COMPARED_TESTS, NUMBERS_AT_ONCE // readings.layout.n_neurons)))
         return torch.cat([self._update_part(part, readings.layout) for part in parts])
 
     def _update_part(self, values: Tensor, layout: Layout) -> Tensor:
-        if values.dtype == torch.float32 and len(values) <= MOST_TESTS and can_keep(values.device):
-            return self._update_by_kernels(values, layout)
-        return self._update_in_torch(values, layout)
-
-    def _update_by_kernels(self, values: Tensor, layout: Layout) -> Tensor:
-        """The same as in torch, but for tests whose distance is the threshold to the last bit."""
-        spans, threshold = layer_spans(layout), values.new_full((1,), self.threshold, dtype=torch.float64)
-        sizes = [len(span) for span in spans]
-        is_far = torch.empty(sum(sizes), len(values), dtype=torch.int8, device=values.device)
-        for span, part in zip(spans, torch.split(is_far, sizes), strict=True):
-            find_far(values, span, self._kept(span), threshold, part)
-        order, n_far = list_far(is_far)
-        counts = torch.cat([self._kept(span)[3] for span in spans])
-        numbers = torch.stack([n_far, counts + n_far]).cpu()  # waits for the GPU, once
-        raised = torch.zeros(len(values), dtype=torch.int8, device=values.device)
-        parts = torch.split(order, sizes), torch.split(n_far, sizes), torch.split(numbers, sizes, 1)
-        for span, its_order, its_n_far, (far, needed) in zip(spans, *parts, strict=True):
-            if most := int(far.max()):
-                self._reserve(span, int(needed.max()))
-                keep_far(values, span, self._kept(span), threshold, its_order, its_n_far, most, raised)
-        return raised.bool()
-
-    def _update_in_torch(self, values: Tensor, layout: Layout) -> Tensor:
         is_finite = values.isfinite()
         values = values.where(is_finite, 0.0).double()
         parts = [(span, span.of(values).transpose(0, 1), span.of(is_finite).all(2).T) for span in layer_spans(layout)]
@@ -214,11 +190,11 @@ class CC(Criterion):
         if n_needed < kept.shape[1]:
             return
         held = sum(tensor.nbytes for key, tensor in self.state.items() if key not in state_keys(span))
-        limit = (MAX_BYTES - held) // (8 * len(span) * (span.width + 1))
+        limit = (MAX_KEPT_BYTES - held) // (8 * len(span) * (span.width + 1))
         if n_needed >= limit:
             raise UsageError(
-                f"cc takes at most {MAX_BYTES / 2**30:g} GiB for the tests that it keeps, but these may need more: use "
-                "neurons='channel', a larger threshold, or fewer layers with layers=[...]"
+                f"cc takes at most {MAX_KEPT_BYTES / 2**30:g} GiB for the tests that it keeps, but they may need more: "
+                "use neurons='channel', a larger threshold, or fewer layers with layers=[...]"
             )
         n_more = min(n_needed + n_needed // 2 + 1, limit) - kept.shape[1]
         kept, squares = pad(kept, (0, 0, 0, n_more)), pad(squares, (0, n_more), value=torch.inf)

@@ -10,39 +10,29 @@ from typing import ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from themis.criteria.criterion import CriterionOptions
-from themis.criteria.readings import Readings
+from themis.criteria.criterion import CriterionOptions, Readings
 from themis.errors import UsageError
-from themis_lab.criteria.covering import Covering, mark_tests, set_bits
-from themis_lab.criteria.tway import combined_values
+from themis.options import check_count
+from themis_lab.criteria.tway import Combinations
 
-KINDS = ("sap", "oap", "fsp")
-MAX_LENGTH = 5
+PATH_KINDS = ("sap", "oap", "fsp")
+MAX_PATH_LENGTH = 5
 SETS = 40_000
 """Sets of neurons that are combined between the same layers by default, about."""
-MAX_ITEMS = 2**28
-"""Configurations that can be kept: every batch goes over all of them."""
-COMPARED_AT_ONCE = 2**24
-"""Configurations times tests that are compared together."""
 
 Block = tuple[tuple[int, ...], tuple[int, ...]]
 """The layers that the neurons of a set belong to, and how many of their states count: 2, or 1 for on only."""
 
 
-class Configurations(Covering):
-    """Configurations of sets of neurons that occurred, over all. A subclass says which layers and states are combined.
-
-    A neuron is on if its activation is above `threshold`, and off otherwise; a non-finite value is neither.
-    """
-
-    learns = False
+class Configurations(Combinations):
+    """Configurations of neurons of several layers. A subclass says which layers and states are combined."""
 
     def __init__(
         self, size: int, threshold: float, max_neurons: int | None, **options: Unpack[CriterionOptions]
     ) -> None:
         """size: neurons per set."""
-        if max_neurons is not None and max_neurons < 2:
-            raise UsageError(f"{self.name}: max_neurons must be at least 2, got {max_neurons}")
+        if max_neurons is not None:
+            check_count(f"{self.name}: max_neurons", max_neurons, 2)
         super().__init__(**options)
         self._size, self.threshold, self.max_neurons = size, threshold, max_neurons
 
@@ -53,16 +43,11 @@ class Configurations(Covering):
     def n_items(self) -> int:
         if self.layout is None:
             return 0
-        n = sum(_n_dense(self._widths(), block) for block in self._blocks())
-        if n > MAX_ITEMS:
-            raise UsageError(
-                f"{self.name}: there must be at most 2^28 configurations, got {n:,}: lower max_neurons or name fewer "
-                "layers"
-            )
+        self._check_size(sum(_n_dense(self._widths(), block) for block in self._blocks()))
         return sum(len(self._numbers(block, torch.device("cpu"))) for block in self._blocks())
 
     def items(self, readings: Readings) -> Tensor:
-        states, parts, start = self._states(readings), [], 0
+        states, parts, start = self._states(readings).flatten(1), [], 0
         self.n_items()  # raises an error if there are too many
         for block in self._blocks():
             numbers = self._numbers(block, states.device)
@@ -71,33 +56,12 @@ class Configurations(Covering):
             start += len(numbers)
         return torch.cat(parts, 1)
 
-    def _update(self, readings: Readings) -> Tensor:
-        return self._cover(self._states(readings))
-
-    def _cover(self, states: Tensor) -> Tensor:
-        """Take in the `states` of tests; returns which of them showed a new configuration."""
-        fresh = (self._shown(states) & ~self._covered()).nonzero().squeeze(1)
-        if len(states) > 1 and len(fresh) * len(states) > COMPARED_AT_ONCE:  # the second half will add little
-            return torch.cat([self._cover(half) for half in states.tensor_split(2)])
-        first = self._first_tests(fresh, states)
-        set_bits(self.state["bits"], fresh)
-        self.state["count"] += len(fresh)
-        return mark_tests(first, len(states))
-
-    def _states(self, readings: Readings) -> Tensor:
-        """Whether each combined neuron is off and whether it is on, one after the other, bool `[tests, 2 combined]`."""
-        values = combined_values(readings, self._widths())
-        is_on = values > self.threshold
-        is_finite = values.isfinite()
-        return torch.stack([~is_on & is_finite, is_on & is_finite], 2).flatten(1)
-
     def _shown(self, states: Tensor) -> Tensor:
-        """Which configurations occur in `states`, bool `[items]`: a matrix product counts the tests of each."""
         dtype, shown = torch.float16 if states.is_cuda else torch.float32, []
         starts = _starts(self._widths())
         for block in self._blocks():
             *first, last = (
-                states.view(len(states), -1, 2)[:, starts[layer] : starts[layer + 1], 2 - n_states :].flatten(1)
+                states[:, starts[layer] : starts[layer + 1], 2 - n_states :].flatten(1)
                 for layer, n_states in zip(*block, strict=True)
             )
             rest = reduce(lambda left, right: (left[:, :, None] & right[:, None, :]).flatten(1), first)
@@ -105,8 +69,7 @@ class Configurations(Covering):
         return torch.cat(shown)
 
     def _first_tests(self, fresh: Tensor, states: Tensor) -> Tensor:
-        """The first test that shows each of the items `fresh`, all of which occur."""
-        rows, tests, start = states.mT, [], 0
+        rows, tests, start = states.flatten(1).mT, [], 0
         for block in self._blocks():
             numbers = self._numbers(block, states.device)
             own = fresh[(fresh >= start) & (fresh < start + len(numbers))] - start
@@ -116,7 +79,6 @@ class Configurations(Covering):
         return torch.cat(tests)
 
     def _places(self, block: Block, numbers: Tensor) -> list[Tensor]:
-        """The columns of the states of each neuron in the configurations `numbers` of a block."""
         return _places(self._widths(), block, numbers)
 
     def _numbers(self, block: Block, device: torch.device) -> Tensor:
@@ -148,7 +110,7 @@ class DeepPath(Configurations):
 
     name = "path"
     variants: ClassVar = {
-        "deeppath": "Wang et al., DeepPath: Path-driven Testing Criteria for Deep Neural Networks, AITest 2019",
+        "deeppath": "Wang et al., DeepPath: Path-driven Testing Criteria for Deep Neural Networks, AITest 2019"
     }
 
     def __init__(
@@ -159,11 +121,11 @@ class DeepPath(Configurations):
         max_neurons: int | None = None,
         **options: Unpack[CriterionOptions],
     ) -> None:
-        if kind not in KINDS:
-            raise UsageError(f"path: kind must be one of {', '.join(KINDS)}, got {kind!r}")
-        if not 2 <= length <= MAX_LENGTH:
+        if kind not in PATH_KINDS:
+            raise UsageError(f"path: kind must be one of {', '.join(PATH_KINDS)}, got {kind!r}")
+        if not 2 <= length <= MAX_PATH_LENGTH:
             raise UsageError(
-                f"path: length must be 2 to {MAX_LENGTH}, got {length}: longer paths are too many to count"
+                f"path: length must be 2 to {MAX_PATH_LENGTH}, got {length}: longer paths are too many to count"
             )
         super().__init__(length, threshold, max_neurons, **options)
         self.kind, self.length = kind, length
@@ -191,9 +153,7 @@ class NeuronPairs(Configurations):
     """
 
     name = "pairs"
-    variants: ClassVar = {
-        "sekhon": "Sekhon and Fleming, Towards Improved Testing for Deep Learning, ICSE-NIER 2019",
-    }
+    variants: ClassVar = {"sekhon": "Sekhon and Fleming, Towards Improved Testing for Deep Learning, ICSE-NIER 2019"}
 
     def __init__(
         self, threshold: float = 0.0, max_neurons: int | None = None, **options: Unpack[CriterionOptions]
@@ -227,7 +187,6 @@ def _numbers(widths: tuple[int, ...], block: Block, device: torch.device) -> Ten
 
 
 def _places(widths: tuple[int, ...], block: Block, numbers: Tensor) -> list[Tensor]:
-    """The columns of the states of each neuron in configurations: twice the neuron, plus 1 if it is on."""
     starts, places = _starts(widths), []
     for layer, n_states in reversed(list(zip(*block, strict=True))):
         numbers, within = numbers // (widths[layer] * n_states), numbers % (widths[layer] * n_states)

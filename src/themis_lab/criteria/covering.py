@@ -7,14 +7,14 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from themis.criteria.criterion import Criterion, Laws
-from themis.criteria.readings import Readings
+from themis.criteria.criterion import Criterion, Laws, Readings
+from themis.errors import UsageError
 
 WORD = 32
 """Bits per word."""
 WORDS_AT_ONCE = 1 << 20
 """Words whose bits are counted together."""
-VALUES_AT_ONCE = 1 << 20
+NEURON_VALUES = 1 << 20
 """Values that torch compares together."""
 ITEMS_ON_GPU = 1 << 23
 """Up to this many items a GPU goes through all of them: finding out how many were hit would mean waiting for it."""
@@ -152,7 +152,7 @@ class Crossing(Covering):
 
 def neuron_chunks(n_tests: int, n_neurons: int) -> list[slice]:
     """All neurons, in parts whose values for all tests are processed together."""
-    step = max(VALUES_AT_ONCE // n_tests, 1)
+    step = max(NEURON_VALUES // n_tests, 1)
     return [slice(start, min(start + step, n_neurons)) for start in range(0, n_neurons, step)]
 
 
@@ -170,7 +170,6 @@ def first_hits(items: Tensor, is_new: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _is_head(ordered: Tensor) -> Tensor:
-    """Which of the sorted numbers differ from the one before."""
     is_head = torch.ones_like(ordered, dtype=torch.bool)
     is_head[1:] = ordered[1:] != ordered[:-1]
     return is_head
@@ -241,3 +240,9 @@ def add_keys(keys: Tensor, fresh: Tensor) -> Tensor:
     is_old[place] = False
     union[place] = fresh
     return union.masked_scatter_(is_old, keys)
+
+
+def check_k(criterion: str, k: int, largest: int) -> None:
+    """Raise an error unless `k` is a whole number from 1 to `largest`."""
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= largest:
+        raise UsageError(f"{criterion}: k must be a whole number from 1 to {largest}, got {k!r}")

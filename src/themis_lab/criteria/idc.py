@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from themis.criteria.criterion import CriterionOptions
-from themis.criteria.readings import ONLY_LAYER, Activations, Batch, Readings
+from themis.criteria.criterion import ONLY_LAYER, Activations, Batch, CriterionOptions, Readings
 from themis.errors import DataError, MissingExtraError, UsageError, warn
+from themis.options import check_count
 from themis.target.target import AnyTarget
 from themis_lab.criteria.covering import Covering, first_hits, mark_tests
 from themis_lab.criteria.relevances import Relevance, relevance
@@ -62,8 +62,7 @@ class IDC(Covering):
             ("silhouette_sample", silhouette_sample, 3),
             ("max_traces", max_traces, 3),
         ):
-            if value < smallest:
-                raise UsageError(f"idc: {option} must be at least {smallest}, got {value}")
+            check_count(f"idc: {option}", value, smallest)
         super().__init__(**options)
         self.m, self.max_clusters, self.silhouette_sample = m, max_clusters, silhouette_sample
         self.random_seed, self.max_traces = random_seed, max_traces

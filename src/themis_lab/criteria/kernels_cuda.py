@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from themis.compute.gpu import device_of, tl, triton, works_on
-from themis.criteria.readings import Layout
+from themis.criteria.criterion import Layout
 from themis.judge.coverage import UNSEEN_TESTS
 
 CROSS_NEURONS, CROSS_TESTS = 128, 8
@@ -30,9 +30,6 @@ TOP_TILE = 2048
 """Values that a program of the first kernel of `top_neurons` processes."""
 TOP_MAX_RANKS = 128
 """Above this many ranks, `top_neurons` is slower than torch."""
-HASH_ROWS = 16
-"""Patterns that a program of `hash_patterns` processes."""
-HASH_MAX_RANKS = 1024
 NO_KEY = -(1 << 63)
 """The sort key of a missing value."""
 CONVERGE_FEW_NEURONS = 1 << 15
@@ -391,73 +388,6 @@ def can_top_neurons(device: torch.device) -> bool:
     def check() -> bool:
         row = torch.tensor([[1.0, 3.0, 3.0]], device=device)
         return bool(top_neurons(row, Layout(("a",), (3,)), 2)[0].tolist() == [[[1, 2]]])
-
-    return works_on(device, check)
-
-
-# Hashes of patterns of the most active neurons (TKNP)
-
-if triton is not None:
-
-    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-    def _mix_bits(words):  # type: ignore[no-untyped-def]
-        words = words + 0x9E3779B97F4A7C15
-        words = (words ^ (words >> 30)) * 0xBF58476D1CE4E5B9
-        words = (words ^ (words >> 27)) * 0x94D049BB133111EB
-        return words ^ (words >> 31)
-
-    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-    def _hash_kernel(  # type: ignore[no-untyped-def]
-        top, out, n_rows, n_layers, k, factor, rows: tl.constexpr, ranks: tl.constexpr
-    ):
-        row = tl.program_id(0) * rows + tl.arange(0, rows)
-        rank = tl.arange(0, ranks)
-        is_real = (row < n_rows)[:, None] & (rank < k)[None, :]
-        neuron = tl.load(top + row.to(tl.int64)[:, None] * k + rank[None, :], mask=is_real, other=-1)
-        # Neurons at different ranks differ if `factor` is the number of ranks, and are the same if it is 0.
-        word = neuron.to(tl.int64) * tl.maximum(factor, 1) + tl.where(factor > 0, rank, 0)[None, :]
-        number = (row % n_layers).to(tl.uint64)[:, None]
-        hashes = _mix_bits(_mix_bits(word.to(tl.uint64, bitcast=True)) + number).to(tl.int64, bitcast=True)
-        tl.store(out + row, tl.sum(tl.where(neuron >= 0, hashes, 0), 1), mask=row < n_rows)
-
-
-def hash_patterns(top: Tensor, factor: int) -> Tensor:
-    """Sums `[tests, layers]` of the hashes of `top [tests, layers, ranks]`, contiguous int64; see `topk.sum_hashes`."""
-    n_tests, n_layers, k = top.shape
-    out = torch.empty(n_tests, n_layers, dtype=torch.int64, device=top.device)
-    with device_of(top):
-        _hash_kernel[(-(-out.numel() // HASH_ROWS),)](
-            top, out, out.numel(), n_layers, k, factor, rows=HASH_ROWS, ranks=triton.next_power_of_2(k), num_warps=4
-        )
-    return out
-
-
-def sum_hashes_in_torch(top: Tensor, factor: int) -> Tensor:
-    """`sum_hashes` in torch."""
-    word = top * factor + torch.arange(top.shape[2], device=top.device) if factor else top
-    number = torch.arange(top.shape[1], device=top.device)[:, None]
-    return torch.where(top >= 0, mix_bits(mix_bits(word) + number), 0).sum(2)
-
-
-def mix_bits(words: Tensor) -> Tensor:
-    """A bijective hash of 64-bit words (the finalizer of SplitMix64)."""
-    words = words + _signed(0x9E3779B97F4A7C15)
-    words = (words ^ (words >> 30 & (1 << 34) - 1)) * _signed(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> 27 & (1 << 37) - 1)) * _signed(0x94D049BB133111EB)
-    return words ^ (words >> 31 & (1 << 33) - 1)
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 64)
-
-
-@cache
-def can_hash_patterns(device: torch.device) -> bool:
-    """Whether `hash_patterns` works on `device`."""
-
-    def check() -> bool:
-        top = torch.tensor([[[3, 1, -1], [0, 2, 1]]], device=device)
-        return all(torch.equal(hash_patterns(top, k), sum_hashes_in_torch(top, k)) for k in (0, 3))
 
     return works_on(device, check)
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from themis.compute import native
-from themis.criteria.criterion import CriterionOptions, check_count
-from themis.criteria.readings import Readings
+from themis.criteria.criterion import CriterionOptions, Readings
 from themis_lab.criteria.boundary import widen_range
 from themis_lab.criteria.covering import (
     WORD,
     Covering,
     add_keys,
+    check_k,
     count_bits,
     first_hits,
     has_bits,
@@ -25,7 +25,7 @@ from themis_lab.criteria.covering import (
     set_bits,
 )
 
-UNBOUNDED = "deepimportance"
+DEEPIMPORTANCE = "deepimportance"
 """The variant that counts sections beyond the range."""
 MAX_SECTIONS = 1 << 24
 """Sections that float32 can distinguish."""
@@ -46,16 +46,16 @@ class KMNC(Covering):
     name = "kmnc"
     variants: ClassVar = {
         "deephunter": "DeepHunter (ISSTA 2019), coverage.py: kmnc_update_coverage",
-        UNBOUNDED: "github.com/DeepImportance/deepimportance_code_release, coverages/kmn.py",
+        DEEPIMPORTANCE: "github.com/DeepImportance/deepimportance_code_release, coverages/kmn.py",
         "neural-coverage": "github.com/Yuanyuan-Yuan/NeuraL-Coverage, coverage.py: KMNC",
         "mindarmour": "github.com/mindspore-ai/mindarmour, model_coverage_metrics.py: KMultisectionNeuronCoverage",
     }
 
     def __init__(self, k: int = 1000, **options: Unpack[CriterionOptions]) -> None:
-        check_count(self.name, k, MAX_SECTIONS)
+        check_k(self.name, k, MAX_SECTIONS)
         super().__init__(**options)
         self.k = k
-        self.laws = replace(self.laws, bounded=self.variant != UNBOUNDED)
+        self.laws = replace(self.laws, bounded=self.variant != DEEPIMPORTANCE)
 
     def n_items(self) -> int:
         return 0 if self.layout is None else self.layout.n_neurons * self.k
@@ -63,7 +63,7 @@ class KMNC(Covering):
     def items(self, readings: Readings) -> Tensor:
         sections, values = self.sections(), readings.values
         items = sections.items(values)
-        if self.variant != UNBOUNDED:
+        if self.variant != DEEPIMPORTANCE:
             return items
         keys = outside_keys(sections, values, 0)
         first = values.shape[1] * n_words(self.k) * WORD  # after the bits of all neurons
@@ -94,7 +94,7 @@ class KMNC(Covering):
             "bits": no_bits(readings.layout.n_neurons, self.k, device),
             "count": torch.zeros((), dtype=torch.int64, device=device),
         }
-        if self.variant == UNBOUNDED:
+        if self.variant == DEEPIMPORTANCE:
             state["beyond"] = torch.zeros(0, dtype=torch.int64, device=device)
         return state
 
@@ -102,7 +102,7 @@ class KMNC(Covering):
         sections = self.sections()
         raised, n_set = cover_sections(sections, readings.values, self.state["bits"])
         self.state["count"] += n_set
-        return raised | self._update_outside(sections, readings.values) if self.variant == UNBOUNDED else raised
+        return raised | self._update_outside(sections, readings.values) if self.variant == DEEPIMPORTANCE else raised
 
     def _update_outside(self, sections: Sections, values: Tensor) -> Tensor:
         """Take in sections outside the range, and those of neurons without one, as keys ascending by neuron."""
@@ -120,7 +120,7 @@ class KMNC(Covering):
     def _merge_state(self, other: dict[str, Tensor]) -> dict[str, Tensor]:
         bits = self.state["bits"] | other["bits"]
         merged = {"bits": bits, "count": count_bits(bits.view(-1))}
-        if self.variant == UNBOUNDED:
+        if self.variant == DEEPIMPORTANCE:
             mine, theirs = self.state["beyond"], other["beyond"]
             merged["beyond"] = add_keys(mine, theirs[~has_keys(mine, theirs)])
             merged["count"] += len(merged["beyond"])
@@ -186,7 +186,9 @@ def cover_sections(sections: Sections, values: Tensor, bits: Tensor) -> tuple[Te
     low, high, width = (tensor.contiguous() for tensor in (sections.low, sections.high, sections.width))
     rounding = {"is_ceil": sections.is_ceil, "is_clamped": sections.is_clamped}
     if is_single and (library := native.library_for(values)) is not None:
-        return native.sections(library, values.contiguous(), low, high, width, sections.k, bits, **rounding)
+        (n_tests, n), raised = values.shape, torch.zeros(len(values), dtype=torch.bool)
+        ends = (low, high, width, sections.k, bits.shape[1], sections.is_ceil, sections.is_clamped)
+        return raised, library.themis_sections(values.contiguous(), n_tests, n, *ends, bits, raised)
     if is_single and values.device.type == "cuda":
         from themis_lab.criteria import kernels_cuda
 

@@ -9,13 +9,12 @@ from typing import ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from themis.criteria.criterion import CriterionOptions
-from themis.criteria.readings import Readings
+from themis.criteria.criterion import CriterionOptions, Readings
 from themis.errors import UsageError
 from themis_lab.criteria.covering import Covering, has_bits, mark_tests, set_bits
 
-KINDS = ("ss", "vs", "sv", "vv")
-MAX_ITEMS = 2**33
+MCDC_KINDS = ("ss", "vs", "sv", "vv")
+MAX_PAIRS = 2**33
 """Items that a bitmap of 1 GiB holds."""
 MAX_ITEMS_PER_TEST = 2**27
 """Items of one test: by value, all neurons of a layer may be conditions at once."""
@@ -43,12 +42,12 @@ class MCDC(Covering):
     needs = frozenset({"clean"})
     variants: ClassVar = {
         "deepcover": "Sun et al., Structural Test Coverage Criteria for Deep Neural Networks, TECS 2019; "
-        "github.com/theyoucheng/deepcover, lp-src/lp.py; the same pairs in github.com/DNNCov/DNNCov, mcdc.py",
+        "github.com/theyoucheng/deepcover, lp-src/lp.py; the same pairs in github.com/DNNCov/DNNCov, mcdc.py"
     }
 
     def __init__(self, kind: str = "ss", ratio: float = 2.0, **options: Unpack[CriterionOptions]) -> None:
-        if kind not in KINDS:
-            raise UsageError(f"mcdc: kind must be one of {', '.join(KINDS)}, got {kind!r}")
+        if kind not in MCDC_KINDS:
+            raise UsageError(f"mcdc: kind must be one of {', '.join(MCDC_KINDS)}, got {kind!r}")
         if not ratio > 1:
             raise UsageError(f"mcdc: ratio must be above 1, got {ratio}: the paper takes 2")
         super().__init__(**options)
@@ -62,8 +61,8 @@ class MCDC(Covering):
                 f"mcdc pairs a layer with the next one, got one layer, {self.layout.names[0]!r}: pass at least two"
             )
         pairs = [a * b for a, b in pairwise(self.layout.widths)]
-        limit, n_pairs = (MAX_ITEMS, sum(pairs)) if self.kind[0] == "s" else (MAX_ITEMS_PER_TEST, max(pairs))
-        if n_pairs > limit or sum(pairs) > MAX_ITEMS:
+        limit, n_pairs = (MAX_PAIRS, sum(pairs)) if self.kind[0] == "s" else (MAX_ITEMS_PER_TEST, max(pairs))
+        if n_pairs > limit or sum(pairs) > MAX_PAIRS:
             raise UsageError(
                 f"mcdc: {self.kind} can keep at most 2^{limit.bit_length() - 1} pairs of neurons, got {n_pairs:,}: "
                 "use neurons='channel' or fewer layers"

@@ -8,8 +8,7 @@ from typing import ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from themis.criteria.criterion import CriterionOptions
-from themis.criteria.readings import as_neurons, copy_rows
+from themis.criteria.criterion import CriterionOptions, as_neurons
 from themis.errors import UsageError
 from themis_lab.criteria.covering import Crossing
 
@@ -44,7 +43,7 @@ class NC(Crossing):
     def read_layer(self, activation: Tensor, channel_axis: int | None = None, out: Tensor | None = None) -> Tensor:
         values = as_neurons(activation, self.neurons, channel_axis)
         if self.variant == "mindarmour":
-            return values if out is None else copy_rows(values, out)
+            return values if out is None else out.copy_(values)
         if out is None:
             out = values.new_empty(values.shape)
         elif out.dtype != values.dtype:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from themis.criteria.criterion import Criterion, CriterionOptions, Laws
-from themis.criteria.readings import LayerSpan, Readings, layer_spans
+from themis.criteria.criterion import Criterion, Laws, Readings
 from themis.errors import UsageError
+from themis_lab.criteria.spans import LayerSpan, layer_spans
 
 MAX_WIDTH = 4096
 """Neurons per layer at most; the covariance then takes 128 MiB."""
@@ -18,11 +18,11 @@ ENTRIES_AT_ONCE = 2**18
 """Entries of covariances held at a time, about as many as fit in a cache."""
 GPU_FACTOR = 256
 """On a GPU, this many times more: there each operation has a fixed cost."""
-STEPS = 16
+STEPS_AT_ONCE = 16
 """Tests whose products are summed one by one; the sums over earlier blocks are matrix products."""
-LARGEST = 1e100
+LARGEST_ACTIVATION = 1e100
 """Tests with a larger activation are left out: their products overflow."""
-ROUNDING = 1e-12
+ROUNDING_SHARE = 1e-12
 """An increase by a smaller share is rounding."""
 
 
@@ -41,11 +41,8 @@ class NLC(Criterion):
     laws = Laws(bounded=False, monotone=False, order_free=True, mergeable=True)
     learns = False
     variants: ClassVar = {
-        "neural-coverage": "github.com/Yuanyuan-Yuan/NeuraL-Coverage, coverage.py: NLC, without its order of batches",
+        "neural-coverage": "github.com/Yuanyuan-Yuan/NeuraL-Coverage, coverage.py: NLC, without its order of batches"
     }
-
-    def __init__(self, **options: Unpack[CriterionOptions]) -> None:
-        super().__init__(**options)
 
     def score(self) -> float:
         if not self.state or self.layout is None:
@@ -74,7 +71,7 @@ class NLC(Criterion):
 
     def _update(self, readings: Readings) -> Tensor:
         # Tests that are left out are masked: selecting the others would wait for the GPU, which nothing else here does.
-        is_in, count = (readings.values.abs() < LARGEST).all(1), self.state["count"]
+        is_in, count = (readings.values.abs() < LARGEST_ACTIVATION).all(1), self.state["count"]
         values = readings.values.where(is_in[:, None], 0.0).double()
         one = is_in.double()
         after = count + one.cumsum(0)
@@ -90,7 +87,7 @@ class NLC(Criterion):
             [self._fold(span, span.of(deviations), counts) for span in layer_spans(readings.layout)]
         ).sum(0)
         self.state |= {"count": count + is_in.sum(), "mean": mean + sums[-1] / counts[-1]}
-        return is_in & (scores[1:] > scores[:-1] * (1 + ROUNDING))
+        return is_in & (scores[1:] > scores[:-1] * (1 + ROUNDING_SHARE))
 
     def _fold(self, span: LayerSpan, deviations: Tensor, counts: Tensor) -> Tensor:
         """Take tests into the sums of some layers; returns their part of the score before and after each test.
@@ -104,7 +101,7 @@ class NLC(Criterion):
         for part in torch.split(
             deviations, max(1, (ENTRIES_AT_ONCE * GPU_FACTOR if m2.is_cuda else ENTRIES_AT_ONCE) // m2.numel())
         ):
-            steps = min(STEPS, len(part))
+            steps = min(STEPS_AT_ONCE, len(part))
             blocks = pad(part, (0, 0, 0, 0, 0, -len(part) % steps)).view(-1, steps, *part.shape[1:])
             earlier = blocks[:-1].transpose(1, 2)
             products = blocks[..., :, None] * blocks[..., None, :]

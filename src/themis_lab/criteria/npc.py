@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from themis.criteria.criterion import CriterionOptions
-from themis.criteria.readings import Batch, Readings
+from themis.criteria.criterion import Batch, CriterionOptions, Readings
 from themis.errors import DataError, MissingExtraError, ModelError, UsageError
+from themis.options import check_count
 from themis.target.activations import OUTPUT, Layer
 from themis_lab.criteria.covering import Covering
 
 if TYPE_CHECKING:
     from themis.target.target import AnyTarget
 
-BLOCK = 2**26
+COMPARED_NEURONS = 2**26
 """Neurons compared at once."""
 
 
@@ -63,8 +63,7 @@ class NPC(Covering):
             if not 0 < share <= 1:
                 raise UsageError(f"npc: {name} must be above 0 and at most 1, got {share}")
         for name, number in (("paths", paths), ("buckets", buckets), ("max_paths", max_paths)):
-            if number < 1:
-                raise UsageError(f"npc: {name} must be at least 1, got {number}")
+            check_count(f"npc: {name}", number)
         super().__init__(**options)
         self.alpha, self.beta, self.paths, self.buckets, self.max_paths = alpha, beta, paths, buckets, max_paths
 
@@ -117,7 +116,7 @@ class NPC(Covering):
         return torch.cat([critical(layer, self.alpha) for layer in readings.layers().values()], 1)
 
     def items(self, readings: Readings) -> Tensor:
-        step = max(BLOCK // max(self.paths * readings.layout.n_neurons, 1), 1)
+        step = max(COMPARED_NEURONS // max(self.paths * readings.layout.n_neurons, 1), 1)
         parts = [self._items(readings[at : at + step]) for at in range(0, len(readings), step)]
         return torch.cat(parts)
 

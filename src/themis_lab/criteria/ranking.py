@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from themis.criteria.criterion import Criterion
-from themis.criteria.readings import Activations, Batch
+from themis.criteria.criterion import Activations, Batch, Criterion
 from themis.errors import DataError, UsageError
 from themis_lab.criteria.covering import Covering
 from themis_lab.criteria.topk import TKNP

@@ -10,20 +10,18 @@ import torch
 from torch import Tensor
 
 from themis.compute import native
-from themis.criteria.criterion import Criterion, CriterionOptions, Laws
-from themis.criteria.readings import Layout, Readings
+from themis.criteria.criterion import Criterion, CriterionOptions, Laws, Layout, Readings
 from themis.errors import UsageError
-from themis.judge.coverage import UNSEEN_TESTS, Rule
-from themis.judge.posterior import PAPER_DRAWS
+from themis.judge.coverage import PAPER_DRAWS, UNSEEN_TESTS, Rule
 from themis.measure.moments import Moments
 
-CELLS_AT_ONCE = 2**20
+SENSITIVITIES_AT_ONCE = 2**20
 """Tests times neurons whose running sums are held at a time."""
 
 TOP = 100
-STEPS = 1000
-RATE = 0.5
-BATCH = 32
+CHAIN_STEPS = 1000
+ACCEPTANCE_RATE = 0.5
+CHAIN_BATCH = 32
 """MindArmour's defaults: neurons per layer, steps of a chain, acceptance rate to exceed, tests per batch."""
 
 
@@ -90,7 +88,7 @@ class SCC(Criterion):
         sensitivities = readings.sensitivities(self.name)  # raises an error without clean inputs
         is_kept = sensitivities.isfinite().all(1)
         raised = torch.zeros_like(is_kept)
-        for rows in torch.split(is_kept.nonzero().squeeze(1), BATCH):
+        for rows in torch.split(is_kept.nonzero().squeeze(1), CHAIN_BATCH):
             raised[rows] = self._run_chains(sensitivities[rows], readings.layout)
         return raised
 
@@ -157,9 +155,9 @@ class SCC(Criterion):
         if "neurons" in state:
             sensitivities = sensitivities[:, state["neurons"]]
         waiting = torch.cat([state["waiting"], sensitivities.float()])
-        if len(waiting) >= BATCH:
-            batch, last = waiting[:BATCH], BATCH - len(state["waiting"]) - 1
-            waiting = waiting[BATCH:]
+        if len(waiting) >= CHAIN_BATCH:
+            batch, last = waiting[:CHAIN_BATCH], CHAIN_BATCH - len(state["waiting"]) - 1
+            waiting = waiting[CHAIN_BATCH:]
             if "neurons" not in state:
                 state["neurons"] = _most_moved(batch, layout)
                 batch, waiting = batch[:, state["neurons"]], waiting[:, state["neurons"]]
@@ -167,7 +165,7 @@ class SCC(Criterion):
             rates = _acceptance(batch, self.random_seed * 1_000_003 + number)
             before = self.score()
             state["count"] = state["count"] + 1
-            state["converged"] = state["converged"] + (rates > RATE).sum()
+            state["converged"] = state["converged"] + (rates > ACCEPTANCE_RATE).sum()
             state["judged"] = state["judged"] + len(rates)
             raised[last] = self.score() > before
         state["waiting"] = waiting
@@ -193,7 +191,12 @@ def converge(
                 return kernels_cuda.converge(values, clean, rows, counts, limits, state)
         if (library := native.library_for(values)) is not None:
             clean = clean if rows is None else clean[rows]
-            return native.converge(library, values, clean, int(counts[0]) - 1, UNSEEN_TESTS, limits, state)
+            n_tests, n = values.shape
+            parts = [state[name] for name in ("shift", "clean", "sums", "squares", "moved", "varied")]
+            found = torch.empty(-(-n // native.LANES), 3, n_tests, dtype=torch.int32)
+            before = int(counts[0]) - 1
+            library.themis_converge(values, clean, n_tests, n, before, UNSEEN_TESTS, limits, *parts, found)
+            return found.sum(0)
     return converge_in_torch(values, clean, rows, counts, limits, state)
 
 
@@ -204,8 +207,8 @@ def converge_in_torch(
     clean = clean if rows is None else clean[rows]
     n_tests, n = values.shape
     totals = torch.zeros(3, n_tests, dtype=torch.int64, device=values.device)
-    for start in range(0, n, max(1, CELLS_AT_ONCE // n_tests)):
-        part = slice(start, start + max(1, CELLS_AT_ONCE // n_tests))
+    for start in range(0, n, max(1, SENSITIVITIES_AT_ONCE // n_tests)):
+        part = slice(start, start + max(1, SENSITIVITIES_AT_ONCE // n_tests))
         sensitivities = (values[:, part] - clean[:, part]).abs().T.contiguous()
         has_moved = _from_first(sensitivities > 0, state["moved"][part])
         has_varied = _from_first((clean[:, part] != state["clean"][part]).T, state["varied"][part])
@@ -265,7 +268,7 @@ def _acceptance(sensitivities: Tensor, seed: int) -> Tensor:
     generator = torch.Generator(sensitivities.device).manual_seed(seed)
     at, width = sensitivities, sensitivities.mean(0)
     energy, accepted = at.square().sum(0) / 2, torch.zeros_like(width)
-    for _ in range(STEPS):
+    for _ in range(CHAIN_STEPS):
         step = torch.rand(at.shape, generator=generator, device=at.device) - 0.5
         proposed = at + step * width
         proposed_energy = proposed.square().sum(0) / 2
@@ -274,4 +277,4 @@ def _acceptance(sensitivities: Tensor, seed: int) -> Tensor:
         at = torch.where(is_accepted, proposed, at)
         energy = torch.where(is_accepted, proposed_energy, energy)
         accepted += is_accepted
-    return accepted / STEPS
+    return accepted / CHAIN_STEPS

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from themis.criteria.criterion import CriterionOptions
-from themis.criteria.readings import Activations, Batch, Readings
+from themis.criteria.criterion import Activations, Batch, CriterionOptions, Readings
 from themis.errors import DataError, UsageError, warn
+from themis.options import check_count
 from themis_lab.criteria.covering import Covering
 
 Groups = list[tuple[int, slice]]
@@ -49,8 +49,7 @@ class Surprise(Covering):
         least = self.lower or 0.0
         if upper is not None and not least < upper < math.inf:
             raise UsageError(f"{self.name}: upper must be a number over {least:g}, got {upper!r}")
-        if isinstance(buckets, bool) or not isinstance(buckets, int) or buckets < 1:
-            raise UsageError(f"{self.name}: buckets must be a whole number, 1 or more, got {buckets!r}")
+        check_count(f"{self.name}: buckets", buckets)
         self.upper, self.buckets = upper, buckets
 
     def surprise(self, activations: Activations | Batch | Readings, *, predicted: Tensor | None = None) -> Tensor:
@@ -82,7 +81,6 @@ class Surprise(Covering):
         """The surprise of finite traces `[inputs, neurons]`, sorted by the `place` of their predicted classes."""
 
     def _n_compared(self) -> int:
-        """How many numbers an input is compared with."""
         return 1
 
     def _learn(self, readings: Readings) -> None:
@@ -154,8 +152,7 @@ class LSA(Surprise):
             raise UsageError(f"lsa: lower must be a number, got {lower!r}")
         if not 0 <= min_variance < math.inf:
             raise UsageError(f"lsa: min_variance must be a number, 0 or more, got {min_variance!r}")
-        if isinstance(max_features, bool) or not isinstance(max_features, int) or max_features < 1:
-            raise UsageError(f"lsa: max_features must be a whole number, 1 or more, got {max_features!r}")
+        check_count("lsa: max_features", max_features)
         self.lower = lower
         super().__init__(upper, buckets, **options)
         self.min_variance, self.max_features = min_variance, max_features
@@ -183,7 +180,6 @@ class LSA(Surprise):
         return learnt
 
     def _smallest(self, learnt: dict[str, Tensor], groups: Groups) -> Tensor:
-        """The smallest surprise of a training input."""
         parts = []
         for at, rows in groups:
             own, norms = learnt["traces"][rows], learnt["norms"][at, : rows.stop - rows.start]
@@ -248,9 +244,8 @@ class DSA(Surprise):
         max_traces: int | None = None,
         **options: Unpack[CriterionOptions],
     ) -> None:
-        is_count = isinstance(max_traces, int) and not isinstance(max_traces, bool) and max_traces >= 1
-        if not (max_traces is None or is_count):
-            raise UsageError(f"dsa: max_traces must be a whole number, 1 or more, or None for all, got {max_traces!r}")
+        if max_traces is not None:
+            check_count("dsa: max_traces", max_traces)
         super().__init__(upper, buckets, **options)
         self.max_traces = max_traces
 

@@ -9,13 +9,12 @@ from typing import ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from themis.criteria.criterion import Criterion, CriterionOptions, Laws, check_count
-from themis.criteria.readings import Layout, Readings
+from themis.criteria.criterion import Criterion, CriterionOptions, Laws, Layout, Readings
 from themis.errors import UsageError
-from themis_lab.criteria.covering import Covering, add_keys, first_hits, has_keys, mark_tests
+from themis_lab.criteria.covering import Covering, add_keys, check_k, first_hits, has_keys, mark_tests
 
 MAX_K = 1 << 20
-BLOCK = 32
+BLOCK_NEURONS = 32
 """Neurons of a wide layer whose maximum is taken first."""
 
 
@@ -34,7 +33,7 @@ class TKNC(Covering):
     }
 
     def __init__(self, k: int = 10, **options: Unpack[CriterionOptions]) -> None:
-        check_count(self.name, k, MAX_K)
+        check_k(self.name, k, MAX_K)
         super().__init__(**options)
         self.k = k
 
@@ -68,7 +67,7 @@ class TKNP(Criterion):
     }
 
     def __init__(self, k: int = 50, by: str = "layer", **options: Unpack[CriterionOptions]) -> None:
-        check_count(self.name, k, MAX_K)
+        check_k(self.name, k, MAX_K)
         if by not in ("layer", "network"):
             raise UsageError(f"tknp: by must be 'layer' or 'network', got {by!r}")
         super().__init__(**options)
@@ -83,9 +82,7 @@ class TKNP(Criterion):
         hashes = sum_hashes(top, self.k if self.variant == "neural-coverage" else 0)
         if self.by == "network":
             hashes, is_shown = hashes.sum(1, keepdim=True), is_shown.all(1, keepdim=True)
-        from themis_lab.criteria import kernels_cuda
-
-        return torch.where(is_shown, kernels_cuda.mix_bits(hashes) & torch.iinfo(torch.int64).max, -1)
+        return torch.where(is_shown, mix_bits(hashes) & torch.iinfo(torch.int64).max, -1)
 
     def _initial_state(self, readings: Readings) -> dict[str, Tensor]:
         return {"patterns": torch.zeros(0, dtype=torch.int64, device=readings.values.device)}
@@ -106,12 +103,21 @@ def sum_hashes(top: Tensor, factor: int) -> Tensor:
 
     A pattern is a list of neurons if `factor` is at least the number of ranks, and a set if it is 0.
     """
-    from themis_lab.criteria import kernels_cuda
+    word = top * factor + torch.arange(top.shape[2], device=top.device) if factor else top
+    number = torch.arange(top.shape[1], device=top.device)[:, None]
+    return torch.where(top >= 0, mix_bits(mix_bits(word) + number), 0).sum(2)
 
-    can_hash = top.device.type == "cuda" and top.shape[2] <= kernels_cuda.HASH_MAX_RANKS
-    if can_hash and kernels_cuda.can_hash_patterns(top.device):
-        return kernels_cuda.hash_patterns(top.contiguous(), factor)
-    return kernels_cuda.sum_hashes_in_torch(top, factor)
+
+def mix_bits(words: Tensor) -> Tensor:
+    """A bijective hash of 64-bit words (the finalizer of SplitMix64)."""
+    words = words + _signed(0x9E3779B97F4A7C15)
+    words = (words ^ (words >> 30 & (1 << 34) - 1)) * _signed(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> 27 & (1 << 37) - 1)) * _signed(0x94D049BB133111EB)
+    return words ^ (words >> 31 & (1 << 33) - 1)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64)
 
 
 def top_neurons(readings: Readings, k: int) -> tuple[Tensor, Tensor]:
@@ -151,21 +157,21 @@ def most_active(values: Tensor, k: int) -> Tensor:
     -1 in place of a value that is not finite.
     """
     n = values.shape[-1]
-    if n < 4 * BLOCK * k:
+    if n < 4 * BLOCK_NEURONS * k:
         return _most_active(values.nan_to_num(-torch.inf, -torch.inf, -torch.inf), k)
     # The k largest values lie in the k blocks with the largest maxima, or in the remainder at the end.
-    n_in_blocks = n - n % BLOCK
-    blocks = values[..., :n_in_blocks].reshape(*values.shape[:-1], -1, BLOCK)
+    n_in_blocks = n - n % BLOCK_NEURONS
+    blocks = values[..., :n_in_blocks].reshape(*values.shape[:-1], -1, BLOCK_NEURONS)
     peaks = blocks.amax(-1)
     if not bool((peaks < torch.inf).all()):  # a NaN hides the other values of its block
         blocks = blocks.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
         peaks = blocks.amax(-1)
     chosen = _most_active(peaks, k).sort(-1).values
-    candidates = blocks.gather(-2, chosen.clamp(min=0)[..., None].expand(*chosen.shape, BLOCK))
+    candidates = blocks.gather(-2, chosen.clamp(min=0)[..., None].expand(*chosen.shape, BLOCK_NEURONS))
     candidates = candidates.masked_fill((chosen < 0)[..., None], -torch.inf).flatten(-2)
     remainder = values[..., n_in_blocks:].nan_to_num(-torch.inf, -torch.inf, -torch.inf)
     top = _most_active(torch.cat([candidates, remainder], -1), k)
-    place = chosen[..., None] * BLOCK + torch.arange(BLOCK, device=values.device)
+    place = chosen[..., None] * BLOCK_NEURONS + torch.arange(BLOCK_NEURONS, device=values.device)
     after = torch.arange(n_in_blocks, n, device=values.device).expand(*values.shape[:-1], n - n_in_blocks)
     place = torch.cat([place.flatten(-2), after], -1)
     return torch.where(top >= 0, place.gather(-1, top.clamp(min=0)), -1)

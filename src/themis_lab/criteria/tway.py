@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from functools import lru_cache, reduce
 from itertools import groupby
 from math import comb
@@ -10,20 +11,71 @@ from typing import ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from themis.criteria.criterion import CriterionOptions
-from themis.criteria.readings import Readings
+from themis.criteria.criterion import CriterionOptions, Readings
 from themis.errors import UsageError
 from themis_lab.criteria.covering import Covering, mark_tests, set_bits
 
-MAX_ITEMS = 2**28
+MAX_CONFIGURATIONS = 2**28
 """Configurations that can be kept: every batch goes over all of them."""
 COMPARED_AT_ONCE = 2**24
 """Configurations times tests that are compared together."""
-CELLS_AT_ONCE = 2**25
+MATRIX_CELLS = 2**25
 """Cells of a matrix held at a time."""
 
 
-class TWay(Covering):
+class Combinations(Covering):
+    """Configurations of sets of neurons that occurred, over all: each neuron is on above `threshold`, or off.
+
+    A non-finite value is neither. A subclass says how many neurons of each layer are combined, and into which sets.
+    """
+
+    learns = False
+    threshold: float = 0.0
+
+    def _check_size(self, n: int) -> int:
+        """The number of configurations, if they can be kept."""
+        if n > MAX_CONFIGURATIONS:
+            raise UsageError(
+                f"{self.name}: there must be at most 2^28 configurations, got {n:,}: lower max_neurons or name fewer "
+                "layers"
+            )
+        return n
+
+    def _update(self, readings: Readings) -> Tensor:
+        return self._cover(self._states(readings))
+
+    def _cover(self, states: Tensor) -> Tensor:
+        """Take in the `states` of tests; returns which of them showed a new configuration."""
+        fresh = (self._shown(states) & ~self._covered()).nonzero().squeeze(1)
+        if len(states) > 1 and len(fresh) * len(states) > COMPARED_AT_ONCE:  # the second half will add little
+            return torch.cat([self._cover(half) for half in states.tensor_split(2)])
+        set_bits(self.state["bits"], fresh)
+        self.state["count"] += len(fresh)
+        return mark_tests(self._first_tests(fresh, states) if len(fresh) else fresh, len(states))
+
+    def _states(self, readings: Readings) -> Tensor:
+        """Whether each combined neuron is off and whether it is on, bool `[tests, combined, 2]`."""
+        values, widths, chosen = readings.values, readings.layout.widths, self._widths()
+        if chosen != widths:
+            values = values[:, _spread_neurons(widths, chosen, values.device)]
+        is_on = values > self.threshold
+        is_finite = values.isfinite()
+        return torch.stack([~is_on & is_finite, is_on & is_finite], 2)
+
+    @abstractmethod
+    def _shown(self, states: Tensor) -> Tensor:
+        """Which configurations occur in `states`, bool `[items]`: a matrix product counts the tests of each."""
+
+    @abstractmethod
+    def _first_tests(self, fresh: Tensor, states: Tensor) -> Tensor:
+        """The first test that shows each of the items `fresh`, all of which occur."""
+
+    @abstractmethod
+    def _widths(self) -> tuple[int, ...]:
+        """How many neurons of each layer are combined."""
+
+
+class TWay(Combinations):
     """Configurations of `t` neurons of a layer that occurred, over all: t-way combination dense coverage.
 
     A neuron is on if its activation is above 0. Each set of `t` neurons of one layer has 2^t configurations of on and
@@ -36,9 +88,8 @@ class TWay(Covering):
     """
 
     name = "tway"
-    learns = False
     variants: ClassVar = {
-        "deepct": "Ma et al., DeepCT: Tomographic Combinatorial Testing for Deep Learning Systems, SANER 2019",
+        "deepct": "Ma et al., DeepCT: Tomographic Combinatorial Testing for Deep Learning Systems, SANER 2019"
     }
 
     def __init__(self, t: int = 2, max_neurons: int | None = None, **options: Unpack[CriterionOptions]) -> None:
@@ -55,12 +106,7 @@ class TWay(Covering):
         return 0 if self.layout is None else sum(comb(self._width(n), self.t) for n in self.layout.widths)
 
     def n_items(self) -> int:
-        n = self.n_sets() * (1 << self.t)
-        if n > MAX_ITEMS:
-            raise UsageError(
-                f"tway: there must be at most 2^28 configurations, got {n:,}: lower max_neurons or name fewer layers"
-            )
-        return n
+        return self._check_size(self.n_sets() * (1 << self.t))
 
     def items(self, readings: Readings) -> Tensor:
         self.n_items()  # raises an error if there are too many
@@ -83,29 +129,7 @@ class TWay(Covering):
         occurred = self._covered().view(-1, 1 << self.t).sum(1)
         return int((occurred >= p * (1 << self.t)).sum()) / self.n_sets()
 
-    def _update(self, readings: Readings) -> Tensor:
-        return self._cover(self._states(readings))
-
-    def _cover(self, states: Tensor) -> Tensor:
-        """Take in the `states` of tests; returns which of them showed a new configuration."""
-        fresh = (self._shown(states) & ~self._covered()).nonzero().squeeze(1)
-        if len(states) > 1 and len(fresh) * len(states) > COMPARED_AT_ONCE:  # the second half will add little
-            return torch.cat([self._cover(half) for half in states.tensor_split(2)])
-        if len(fresh):
-            set_bits(self.state["bits"], fresh)
-            self.state["count"] += len(fresh)
-        return mark_tests(self._first_tests(fresh, states) if len(fresh) else fresh, len(states))
-
-    def _states(self, readings: Readings) -> Tensor:
-        """Whether each combined neuron is off and whether it is on, bool `[tests, combined, 2]`.
-
-        A non-finite value is neither.
-        """
-        values = combined_values(readings, self._widths())
-        return torch.stack([(values <= 0) & (values > -torch.inf), (values > 0) & (values < torch.inf)], 2)
-
     def _shown(self, states: Tensor) -> Tensor:
-        """Which configurations occur in `states`, bool `[items]`: a matrix product counts the tests of each."""
         dtype, shown = torch.float16 if states.is_cuda else torch.float32, []
         column = 0
         for width, layers in groupby(self._widths()):  # layers of equal width together: many small products are slow
@@ -115,7 +139,7 @@ class TWay(Covering):
                 continue
             span = states[:, start:column].view(len(states), n, width, 2).transpose(0, 1)
             rest, last = _split_sets(width, self.t, states.device)
-            step = max(CELLS_AT_ONCE // (comb(width, self.t - 1) * max(len(states), 2 * width) << self.t - 1), 1)
+            step = max(MATRIX_CELLS // (comb(width, self.t - 1) * max(len(states), 2 * width) << self.t - 1), 1)
             for part in torch.split(span.to(dtype), step):
                 first = part if self.t == 2 else _paired(part)
                 is_any = first.flatten(2).mT @ part.flatten(2) > 0
@@ -124,7 +148,6 @@ class TWay(Covering):
         return torch.cat(shown) if shown else torch.zeros(0, dtype=torch.bool, device=states.device)
 
     def _first_tests(self, fresh: Tensor, states: Tensor) -> Tensor:
-        """The first test that shows each of the items `fresh`, all of which occur."""
         rows, members = states.permute(1, 2, 0).flatten(0, 1), self._sets(states.device)[fresh >> self.t]
         shows = [rows[2 * members[:, p] + (fresh >> p & 1)] for p in range(self.t)]
         return reduce(torch.logical_and, shows).to(torch.uint8).argmax(1)  # the first true one
@@ -153,12 +176,6 @@ def _split_sets(width: int, t: int, device: torch.device) -> tuple[Tensor, Tenso
     sets = torch.combinations(torch.arange(width, device=device), t)
     first = sets[:, 0]
     return first if t == 2 else first * (2 * width - first - 1) // 2 + sets[:, 1] - first - 1, sets[:, -1]
-
-
-def combined_values(readings: Readings, chosen: tuple[int, ...]) -> Tensor:
-    """The values of the neurons that are combined, as many of each layer as `chosen`, `[tests, combined]`."""
-    values, widths = readings.values, readings.layout.widths
-    return values if chosen == widths else values[:, _spread_neurons(widths, chosen, values.device)]
 
 
 @lru_cache(maxsize=8)

@@ -6,44 +6,28 @@ import os
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from shlex import quote
 
 from themis.compute.cluster import RayExecutor, choose_executor
 from themis.errors import UsageError
-from themis.experiments import ExperimentFolder, ExperimentPlan, JsonResults, Listener, run_cells
+from themis.experiments import ExperimentFolder, ExperimentPlan, Listener
 from themis.perturb import choose_perturbation
 from themis.runs.environment import describe_environment, threads
 from themis.text import counted
 from themis_lab.comparison.plan import GRID, PAPER
-from themis_lab.evaluation.cells import CellWorker, RebuildWorker, Record, failed_evaluation
+from themis_lab.evaluation.cells import CellWorker, Record, failed_evaluation, make_worker
 from themis_lab.evaluation.figures import draw_evaluation
-from themis_lab.evaluation.forecast import expect_rates, forecast
-from themis_lab.evaluation.forms import form_of
 from themis_lab.evaluation.page import CELLS_PAGE, cells_page, evaluation_page
-from themis_lab.evaluation.plan import (
-    CAMPAIGNS,
-    DONE,
-    KILLS,
-    KINDS,
-    MAPS,
-    RATES,
-    RECALL,
-    RETRAINING,
-    THEORY,
-    VARIANT,
-    EvaluationCell,
-    EvaluationPlan,
-    ModelSource,
-    PairOptions,
-)
+from themis_lab.evaluation.plan import EvaluationCell, EvaluationPlan, Kind, ModelSource, PairOptions
 from themis_lab.evaluation.summary import Evaluation, conclude_evaluation
 from themis_lab.evaluation.truth import can_be_mapped
-from themis_lab.executors import choose_cell_executor
+from themis_lab.executors import CellKind, JsonResults, choose_cell_executor, run_cells
 from themis_lab.zoo import ZOO, find_weights
-from themis_lab.zoo.efficientnet import INSTALL
+from themis_lab.zoo.nets import INSTALL
 
-RESULT, PAGE = "evaluation.json", "evaluation.md"
+EVALUATION_FILE, PAGE_FILE = "evaluation.json", "evaluation.md"
 LOOKAHEAD = 120
 """Cells among which workers choose: about the campaigns of one model under one perturbation."""
 
@@ -82,70 +66,54 @@ def evaluate(
         for name, reason in missing.items():
             listener.on_note(f"{name} is left out: {reason}")
         if runs_cells and pairs:
-            listener.on_note(_announce(plan, pairs))
-        run = _Stages(plan, folder, on_ray or workers, listener, runs_cells).run
-        rates = run([plan.cell(RATES, *pair) for pair in pairs], "error rate")
+            n_models, n_perturbations = (len(set(names)) for names in zip(*pairs, strict=True))
+            subject = f"{counted(n_models, 'model')} under {counted(n_perturbations, 'perturbation')}"
+            listener.on_note(f"{subject}: {counted(len(pairs), 'error rate')}, then campaigns at the magnitudes")
+        run = _runner(plan, folder, on_ray or workers, listener, runs_cells)
+        rates = run([plan.cell(Kind.RATES, *pair) for pair in pairs], "error rate")
         planned = list_cells(plan, rates)
         records = run(planned, "campaign")
         result = conclude_evaluation(plan, planned, {**rates, **records}, missing, environment)
-        folder.write(RESULT, result.content)
+        folder.write(EVALUATION_FILE, result.content)
         if folder.path is not None:
             figures = {path.stem: path.name for path in draw_evaluation(result, folder.path)}
-            folder.write_bytes(PAGE, f"# Evaluation\n\n{evaluation_page(result, figures)}\n".encode())
+            folder.write_bytes(PAGE_FILE, f"# Evaluation\n\n{evaluation_page(result, figures)}\n".encode())
             folder.write_bytes(CELLS_PAGE, f"{cells_page(result)}\n".encode())
     return result
 
 
-def _announce(plan: EvaluationPlan, pairs: list[tuple[str, str]]) -> str:
-    """What is to come, in one line."""
-    n_models, n_perturbations = (len(set(names)) for names in zip(*pairs, strict=True))
-    subject = f"{counted(n_models, 'model')} under {counted(n_perturbations, 'perturbation')}"
-    expected = list_cells(plan, expect_rates(plan, pairs))
-    return f"{subject}: {counted(len(pairs), 'error rate')}, then {forecast(plan, expected)}"
+def _runner(
+    plan: EvaluationPlan, folder: ExperimentFolder, workers: int | RayExecutor, listener: Listener, runs_cells: bool
+) -> Callable[[list[EvaluationCell], str], dict[EvaluationCell, Record]]:
+    """A function that returns the records of cells; those that are not finished are run first, or left out."""
+    results = JsonResults(folder)
+    worker = CellWorker(plan, folder.path)
+    kept = None if isinstance(workers, RayExecutor) else folder.path  # another host has no such folder
+    prepare = (lambda: worker.run) if workers == 1 else partial(make_worker, plan, kept)
 
-
-class _Stages:
-    """Runs cells of one evaluation, in this process, in several, or in workers on Ray."""
-
-    def __init__(
-        self,
-        plan: EvaluationPlan,
-        folder: ExperimentFolder,
-        workers: int | RayExecutor,
-        listener: Listener,
-        runs_cells: bool,
-    ) -> None:
-        self.plan, self.workers, self.listener, self.runs_cells = plan, workers, listener, runs_cells
-        self.results = JsonResults(folder, form=lambda cell: form_of(cell, plan.pair(cell.model, cell.perturbation)))
-        self.folder_of_workers = None if isinstance(workers, RayExecutor) else folder.path  # another host has none
-        self.worker = CellWorker(plan, folder.path)
-
-    def run(self, cells: list[EvaluationCell], noun: str) -> dict[EvaluationCell, Record]:
-        """The records of cells; those that are not finished are run first, or left out."""
-        if not self.runs_cells:
-            return {cell: record for cell in cells if (record := self.results.load(cell)) is not None}
-        prepare: Callable[[], Callable[[EvaluationCell], Record]] = lambda: self.worker.run  # noqa: E731
+    def run(cells: list[EvaluationCell], noun: str) -> dict[EvaluationCell, Record]:
+        if not runs_cells:
+            return {cell: record for cell in cells if (record := results.load(cell)) is not None}
         return run_cells(
             cells,
-            prepare if self.workers == 1 else RebuildWorker(self.plan, self.folder_of_workers),
-            results=self.results,
-            describe=describe_cell,
-            failed=failed_evaluation,
-            executor=choose_cell_executor(self.workers, lookahead=LOOKAHEAD),
-            listener=self.listener,
-            noun=noun,
+            prepare,
+            results=results,
+            kind=CellKind(noun, describe_cell, failed_evaluation),
+            executor=choose_cell_executor(workers, lookahead=LOOKAHEAD),
+            listener=listener,
         )
+
+    return run
 
 
 def describe_cell(cell: EvaluationCell, record: Record) -> str:
     """A finished cell in one line."""
-    if cell.kind == CAMPAIGNS:
-        return f"{cell}: {record['at']['passes']['distinct_faults']:,} distinct faults"
-    if "distinct_faults" in record:
-        return f"{cell}: {record['distinct_faults']:,} distinct faults"
+    found = record["at"]["passes"] if cell.kind == Kind.CAMPAIGNS else record
+    if "distinct_faults" in found:
+        return f"{cell}: {found['distinct_faults']:,} distinct faults"
     if "untrained" in record:
         return f"{cell}: nothing to train on"
-    if cell.kind == KILLS and record["score"] is not None:
+    if cell.kind == Kind.KILLS and record["score"] is not None:
         return f"{cell}: mutation score {record['score']:.3f}"
     return str(cell)
 
@@ -165,26 +133,27 @@ def list_cells(plan: EvaluationPlan, rates: dict[EvaluationCell, Record]) -> lis
         techniques = [technique.name for technique in options.comparison().chosen()]
         some = chosen_magnitudes(options, record)
         named = [
-            *((CAMPAIGNS, technique, magnitudes) for technique in techniques if options.asks("faults")),
-            *((DONE, technique, some) for technique in techniques if options.asks("done")),
-            *([(THEORY, "", with_strongest(some, record))] if options.asks("theory") else []),
-            *([(RETRAINING, "", some)] if options.asks("retraining") else []),
-            *((VARIANT, variant, some) for variant in options.chosen_variants() if options.asks("variants")),
+            *((Kind.CAMPAIGNS, technique, magnitudes) for technique in techniques if options.asks("faults")),
+            *((Kind.DONE, technique, some) for technique in techniques if options.asks("done")),
+            *([(Kind.THEORY, "", with_strongest(some, record))] if options.asks("theory") else []),
+            *([(Kind.RETRAINING, "", some)] if options.asks("retraining") else []),
+            *((Kind.VARIANT, variant, some) for variant in options.chosen_variants() if options.asks("variants")),
         ]
-        counts = dict.fromkeys((CAMPAIGNS, DONE, THEORY, VARIANT, KILLS), options.campaigns)
+        counts = dict.fromkeys((Kind.CAMPAIGNS, Kind.DONE, Kind.THEORY, Kind.VARIANT, Kind.KILLS), options.campaigns)
         if options.asks("truth"):
-            named += [(KILLS, technique, some) for technique in techniques]
+            named += [(Kind.KILLS, technique, some) for technique in techniques]
             with plan.origin(rate.model).in_folder():
                 perturbation = choose_perturbation(rate.perturbation)
             if can_be_mapped(perturbation):
-                named += [(MAPS, "", some), *((RECALL, technique, some) for technique in techniques)]
-                counts |= dict.fromkeys((MAPS, RECALL), options.planted)
+                named += [(Kind.MAPS, "", some), *((Kind.RECALL, technique, some) for technique in techniques)]
+                counts |= dict.fromkeys((Kind.MAPS, Kind.RECALL), options.planted)
         for kind, technique, at in named:
             cell = plan.cell(kind, rate.model, rate.perturbation, technique)
             campaigns = range(counts.get(kind, 1))
             cells += [replace(cell, magnitude=value, campaign=campaign) for value in at for campaign in campaigns]
     return sorted(
-        cells, key=lambda cell: (cell.campaign, KINDS.index(cell.kind), plan.perturbations.index(cell.perturbation))
+        cells,
+        key=lambda cell: (cell.campaign, list(Kind).index(cell.kind), plan.perturbations.index(cell.perturbation)),
     )
 
 

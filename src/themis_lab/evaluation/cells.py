@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from themis.campaign.api import run
 from themis.data.seeds import Seeds, read_seeds
 from themis.errors import DataError
 from themis.experiments import Listener
@@ -27,30 +26,14 @@ from themis.target.blackbox import as_target
 from themis.target.fingerprint import hash_text
 from themis.target.target import Target
 from themis_lab.comparison.api import UNMEASURED, ComparisonSetup
-from themis_lab.comparison.cells import CellRunner
-from themis_lab.comparison.grid import list_grids
-from themis_lab.comparison.plan import GRID, CampaignCell
-from themis_lab.comparison.rates import split_seeds
+from themis_lab.comparison.cells import CellRunner, count_by_seed, describe_campaign, run_to_the_end, split_seeds
+from themis_lab.comparison.plan import GRID, CampaignCell, list_grids
 from themis_lab.contest.api import contest_run
-from themis_lab.contest.cells import NoFaultsError
-from themis_lab.contest.choosing import OWN_POLICY, THEMIS
-from themis_lab.evaluation.plan import (
-    CAMPAIGNS,
-    DONE,
-    KILLS,
-    MAPS,
-    RATES,
-    RECALL,
-    RETRAINING,
-    THEORY,
-    EvaluationCell,
-    EvaluationPlan,
-    PairOptions,
-)
-from themis_lab.evaluation.prefix import count_tests, describe_prefix
-from themis_lab.evaluation.theory import ENDLESS, check_theory
+from themis_lab.contest.cells import OWN_POLICY, NoFaultsError
+from themis_lab.contest.plan import THEMIS
+from themis_lab.evaluation.plan import VARIANTS, EvaluationCell, EvaluationPlan, Kind, PairOptions
+from themis_lab.evaluation.theory import BUDGET_ALONE, check_theory, first_covered
 from themis_lab.evaluation.truth import GroundTruth
-from themis_lab.evaluation.variants import VARIANTS
 from themis_lab.techniques import PRESET, Technique, choose_technique
 
 Record = dict[str, Any]
@@ -62,15 +45,14 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Where Linux tells machines apart."""
 RETRAINED = {PRESET: "paper", OWN_POLICY: THEMIS}
 """What techniques are called where they choose inputs to train on."""
+CHOOSERS = {own: technique for technique, own in RETRAINED.items()}
 
 
 @dataclass
 class ModelAtWork:
-    """A model with all its seeds, those that techniques use, and the criteria that were fitted to it."""
+    """A model with all its seeds, and the runner that searches it, with the criteria that were fitted to it."""
 
-    target: Any
     seeds: Seeds
-    search: Seeds
     runner: CellRunner
     truths: dict[tuple[int, int], GroundTruth] = field(default_factory=dict)
     """By the number of mutants and of the seeds that they are filtered by."""
@@ -91,19 +73,16 @@ class CellWorker:
             perturbation = choose_perturbation(cell.perturbation)
         loaded = self._load(cell.model, options, perturbation)
         loaded.runner.perturbation = perturbation
-        if cell.kind == RATES:
-            return self._measure_rates(cell, options, loaded, perturbation)
-        if cell.kind == CAMPAIGNS:
-            return self._run_campaign(cell, options, loaded)
-        if cell.kind == DONE:
-            return self._run_until_done(cell, options, loaded)
-        if cell.kind == THEORY:
-            return self._check_theory(cell, options, loaded, perturbation)
-        if cell.kind == RETRAINING:
-            return self._retrain(cell, options, loaded, perturbation)
-        if cell.kind in (MAPS, RECALL, KILLS):
-            return self._find_truth(cell, options, loaded)
-        return self._run_variant(cell, options, loaded, perturbation)
+        loaded.runner.plan = options.comparison(random_seed=self.plan.random_seed)
+        measure: Callable[[EvaluationCell, PairOptions, ModelAtWork], Record] = {
+            Kind.RATES: self._measure_rates,
+            Kind.CAMPAIGNS: self._run_campaign,
+            Kind.DONE: self._run_until_done,
+            Kind.THEORY: self._check_theory,
+            Kind.VARIANT: self._run_variant,
+            Kind.RETRAINING: self._retrain,
+        }.get(cell.kind, self._find_truth)
+        return {**_identity(cell), **measure(cell, options, loaded)}
 
     def _load(self, model: str, options: PairOptions, perturbation: Perturbation) -> ModelAtWork:
         """The model of a cell, loaded again only if another one was used last."""
@@ -122,17 +101,15 @@ class CellWorker:
             search = split_seeds(seeds, options.seeds, 1, 1).search
             plan = options.comparison(random_seed=self.plan.random_seed)
             runner = CellRunner(target, search, perturbation, plan, origin.read_train, origin.read_rivals)
-            self._loaded[key] = ModelAtWork(target, seeds, search, runner)
+            self._loaded[key] = ModelAtWork(seeds, runner)
         return self._loaded[key]
 
-    def _measure_rates(
-        self, cell: EvaluationCell, options: PairOptions, loaded: ModelAtWork, perturbation: Perturbation
-    ) -> Record:
+    def _measure_rates(self, cell: EvaluationCell, options: PairOptions, loaded: ModelAtWork) -> Record:
         """The grids of magnitudes and the error rates; a grid that cannot be chosen is left out, with the reason."""
-        plan = options.comparison(random_seed=self.plan.random_seed)
+        runner = loaded.runner
         parts = split_seeds(loaded.seeds, options.seeds, options.judge_seeds, options.grid_seeds)
-        setup = ComparisonSetup(loaded.target, parts, perturbation, None, plan, None, (), None)
-        grids, note = list_grids(plan, perturbation), ""
+        setup = ComparisonSetup(runner.target, parts, runner.perturbation, None, runner.plan, None, (), None)
+        grids, note = list_grids(runner.plan, runner.perturbation), ""
         try:
             measured = setup.measure_rates(grids, UNMEASURED, Listener())[1]
         except DataError as error:
@@ -141,83 +118,70 @@ class CellWorker:
                 raise
             note = str(error)
             measured = setup.measure_rates(kept, UNMEASURED, Listener())[1]
-        return {**_identity(cell), **measured, "grid_refused": note, "device": str(loaded.target.device)}
+        return {**measured, "grid_refused": note, "device": str(runner.target.device)}
 
     def _run_campaign(self, cell: EvaluationCell, options: PairOptions, loaded: ModelAtWork) -> Record:
         """One campaign, read off at both budgets."""
-        loaded.runner.plan = options.comparison(random_seed=self.plan.random_seed)
-        campaign = CampaignCell(cell.technique, cell.magnitude, cell.campaign)
-        technique = choose_technique(cell.technique)
-        cost = least_cost(technique, loaded.runner.perturbation)
-        by_passes = max(1, -(-(options.passes - len(loaded.search)) // cost))
-        limits = {
-            "max_tests": max(options.tests or 1, by_passes),
-            "max_passes": None,
-            "plateau": None,
-            "coverage": None,
-        }
-        result, fitting = loaded.runner.search(campaign, **limits)
-        at = {"passes": describe_prefix(campaign, result, count_tests(result, options.passes)) | fitting}
+        cost = least_cost(choose_technique(cell.technique), loaded.runner.perturbation)
+        by_passes = max(1, -(-(options.passes - len(loaded.runner.seeds)) // cost))
+        limits = {"max_tests": max(options.tests or 1, by_passes), "max_passes": None, **BUDGET_ALONE}
+        result, fitting = loaded.runner.search(cell.in_comparison, **limits)
+        n_tests = {"passes": count_tests(result, options.passes)}
         if options.tests is not None:
-            at["tests"] = describe_prefix(campaign, result, options.tests) | fitting
-        return {**_identity(cell), "at": at, **_describe_cost(result)}
+            n_tests["tests"] = options.tests
+        at = {budget: describe_prefix(cell.in_comparison, result, n) | fitting for budget, n in n_tests.items()}
+        return {"at": at, **_describe_cost(result)}
 
     def _run_until_done(self, cell: EvaluationCell, options: PairOptions, loaded: ModelAtWork) -> Record:
         """One campaign until its technique is done: by coverage, on a plateau, or not at all.
 
         Policies of Themis stop by its default rule; the paper's preset and criteria stop at their coverage alone.
         """
-        loaded.runner.plan = options.comparison(random_seed=self.plan.random_seed)
-        campaign = CampaignCell(cell.technique, cell.magnitude, cell.campaign)
-        technique = choose_technique(cell.technique)
         limits: dict[str, Any] = {"max_tests": options.done_tests, "plateau": options.plateau}
-        if technique.criterion is not None:
+        if choose_technique(cell.technique).criterion is not None:
             limits["recall"] = None
-        result, fitting = loaded.runner.search(campaign, **limits)
-        found = describe_prefix(campaign, result, result.rounds[-1].tests) | fitting
+        result, fitting = loaded.runner.search(cell.in_comparison, **limits)
+        found = describe_prefix(cell.in_comparison, result, result.rounds[-1].tests) | fitting
         del found["by_seed"]
-        return {**_identity(cell), **found, **_describe_cost(result)}
+        return {**found, **_describe_cost(result)}
 
-    def _check_theory(
-        self, cell: EvaluationCell, options: PairOptions, loaded: ModelAtWork, perturbation: Perturbation
-    ) -> Record:
-        base = self.plan.random_seed + cell.campaign
+    def _check_theory(self, cell: EvaluationCell, options: PairOptions, loaded: ModelAtWork) -> Record:
+        target, perturbation = loaded.runner.target, loaded.runner.perturbation
 
         def search(seeds: Seeds, *, shift: int = 0, **changes: Any) -> Run:
             options_of_run = {"round_size": options.round_size, "magnitude": cell.magnitude, **changes}
-            return run_to_the_end(loaded.target, seeds, perturbation, random_seed=base + shift, **options_of_run)
+            random_seed = self.plan.random_seed + cell.campaign + shift
+            return run_to_the_end(target, seeds, perturbation, random_seed=random_seed, **options_of_run)
 
-        checked = check_theory(
+        return check_theory(
             search,
-            loaded.search,
+            loaded.runner.seeds,
             done_tests=options.done_tests,
             reference_tests=options.reference_tests,
             seed_sets=options.seed_sets,
         )
-        return {**_identity(cell), **checked}
 
-    def _retrain(
-        self, cell: EvaluationCell, options: PairOptions, loaded: ModelAtWork, perturbation: Perturbation
-    ) -> Record:
+    def _retrain(self, cell: EvaluationCell, options: PairOptions, loaded: ModelAtWork) -> Record:
         """What training on the inputs that each technique chooses regains; the clean score is kept by the recipe.
 
         Finished trainings are kept, so that an interrupted cell resumes with the next one. Without faults there is
         nothing to train on; the reason is recorded then, since the same search would find none again.
         """
+        target = loaded.runner.target
         search = run_to_the_end(
-            loaded.target,
+            target,
             loaded.seeds,
-            perturbation,
+            loaded.runner.perturbation,
             magnitude=cell.magnitude,
             random_seed=self.plan.random_seed,
-            **{"max_seeds": options.retrain_inputs, "split": SPLIT, "max_tests": options.round_size, **ENDLESS},
+            **{"max_seeds": options.retrain_inputs, "split": SPLIT, "max_tests": options.round_size, **BUDGET_ALONE},
         )
-        names = [RETRAINED.get(technique.name, technique.name) for technique in options.comparison().chosen()]
+        names = [RETRAINED.get(technique.name, technique.name) for technique in loaded.runner.plan.chosen()]
         try:
             contested = contest_run(
                 search,
                 list(dict.fromkeys(names)),
-                target=loaded.target,
+                target=target,
                 data=loaded.seeds,
                 out=None if self.folder is None else self.folder / TRAININGS / Path(cell.file).with_suffix(""),
                 passes=options.passes_to_retrain,
@@ -228,67 +192,51 @@ class CellWorker:
         except NoFaultsError:
             passes = f"{options.passes_to_retrain:,} passes"
             reason = f"{OWN_POLICY}, which decides how many inputs to train on, found no fault within {passes}"
-            return {**_identity(cell), "standings": [], "untrained": reason}
+            return {"standings": [], "untrained": reason}
         standings = [asdict(standing) for standing in contested.standings]
-        return {**_identity(cell), "inputs": contested.inputs, "before": contested.before, "standings": standings}
+        return {"inputs": contested.inputs, "before": contested.before, "standings": standings}
 
     def _find_truth(self, cell: EvaluationCell, options: PairOptions, loaded: ModelAtWork) -> Record:
         """Where a mutant fails, what a technique finds of that, or which mutants its tests kill."""
-        loaded.runner.plan = options.comparison(random_seed=self.plan.random_seed)
         key = (options.mutants, options.judge_seeds)
         if key not in loaded.truths:
             judges = split_seeds(loaded.seeds, options.seeds, options.judge_seeds, options.grid_seeds).judge
             loaded.truths[key] = GroundTruth.of(loaded.runner, judges, options.mutants)
         truth = loaded.truths[key]
-        campaign = CampaignCell(cell.technique, cell.magnitude, cell.campaign)
-        if cell.kind == KILLS:
-            return {**_identity(cell), **truth.kill(campaign, options.passes)}
+        if cell.kind == Kind.KILLS:
+            return truth.kill(cell.in_comparison, options.passes)
         mutant = truth.plant(cell.campaign, options.planted)
-        if cell.kind == MAPS:
-            return {**_identity(cell), **truth.map_failures(mutant, cell.magnitude, options.map_cells)}
-        return {**_identity(cell), **truth.search(mutant, campaign, options.passes, options.map_cells)}
+        if cell.kind == Kind.MAPS:
+            return truth.map_failures(mutant, cell.magnitude, options.map_cells)
+        return truth.search(mutant, cell.in_comparison, options.passes, options.map_cells)
 
-    def _run_variant(
-        self, cell: EvaluationCell, options: PairOptions, loaded: ModelAtWork, perturbation: Perturbation
-    ) -> Record:
-        """The paper's preset with one change."""
+    def _run_variant(self, cell: EvaluationCell, options: PairOptions, loaded: ModelAtWork) -> Record:
         changes = dict(VARIANTS[cell.technique])
-        target = loaded.target
-        if "neurons" in changes and isinstance(target, Target):
-            target = replace(target, neurons=changes["neurons"])
-        changes.pop("neurons", None)
+        target, neurons = loaded.runner.target, changes.pop("neurons", None)
+        if neurons is not None and isinstance(target, Target):
+            target = replace(target, neurons=neurons)
         result = run_to_the_end(
             target,
-            loaded.search,
-            perturbation,
+            loaded.runner.seeds,
+            loaded.runner.perturbation,
             magnitude=cell.magnitude,
             random_seed=self.plan.random_seed + cell.campaign,
             **{"preset": "paper", "max_tests": options.variant_tests, **changes},
         )
-        last = result.rounds[-1]
-        covered = next((round.tests for round in result.rounds if round.coverage.sampled >= 1), None)
+        first, last = result.rounds[0], result.rounds[-1]
         return {
-            **_identity(cell),
             "neurons": result.start.n_neurons,
             "rounds": len(result.rounds),
-            "first_coverage": result.rounds[0].coverage.sampled,
-            "first_coverage_all": result.rounds[0].coverage.all,
-            "first_tests": result.rounds[0].tests,
+            "first_coverage": first.coverage.sampled,
+            "first_coverage_all": first.coverage.all,
+            "first_tests": first.tests,
             "coverage": last.coverage.sampled,
             "coverage_all": last.coverage.all,
             "tests": last.tests,
-            "tests_to_coverage": covered,
+            "tests_to_coverage": first_covered(result),
             "distinct_faults": last.distinct_faults,
             **_describe_cost(result),
         }
-
-
-def run_to_the_end(target: Any, seeds: Seeds, perturbation: Perturbation, **options: Any) -> Run:
-    """Run a campaign; Ctrl-C ends the evaluation, not only the campaign."""
-    result = run(target, seeds, perturbation, **options)
-    if result.stop_reason == "user":
-        raise KeyboardInterrupt
-    return result
 
 
 def least_cost(technique: Technique, perturbation: Perturbation) -> int:
@@ -335,12 +283,42 @@ def failed_evaluation(cell: EvaluationCell, reason: str) -> Record:
     return {**_identity(cell), "error": reason}
 
 
-@dataclass(frozen=True)
-class RebuildWorker:
-    """Makes a `CellWorker` again in another process."""
+def make_worker(plan: EvaluationPlan, folder: Path | None) -> Callable[[EvaluationCell], Record]:
+    """The function that runs cells, for another process."""
+    return CellWorker(plan, folder).run
 
-    plan: EvaluationPlan
-    folder: Path | None = None
 
-    def __call__(self) -> Callable[[EvaluationCell], Record]:
-        return CellWorker(self.plan, self.folder).run
+def count_tests(result: Run, passes: int) -> int:
+    """How many tests a campaign had run when it had spent `passes`; the tests of a round are taken to cost the same."""
+    tests, spent = _spending(result)
+    return int(np.interp(passes, spent, tests) + 1e-9)
+
+
+def count_passes(result: Run, n_tests: int) -> int:
+    """The passes that a campaign had spent after its first tests."""
+    return round(float(np.interp(n_tests, *_spending(result))))
+
+
+def _spending(result: Run) -> tuple[list[float], list[float]]:
+    """Tests and passes at the start and after each round; at the start, clean seeds have been run."""
+    tests, passes = ([getattr(round, name) for round in result.rounds] for name in ("tests", "passes"))
+    clean = float(result.start.n_seeds)
+    if len(tests) > 1:  # checks of the model cost passes as well
+        clean = max(clean, passes[0] - tests[0] * (passes[1] - passes[0]) / (tests[1] - tests[0]))
+    return [0.0, *tests], [clean, *passes]
+
+
+def describe_prefix(cell: CampaignCell, result: Run, n_tests: int) -> dict[str, Any]:
+    """The first tests of a campaign, in the form of a whole one; coverage is that of the last round within them."""
+    rounds = [round for round in result.rounds if round.tests <= n_tests] or result.rounds[:1]
+    columns = result.faults.columns if len(result.faults) else {}
+    is_within = columns["id"] < n_tests if columns else np.zeros(0, dtype=bool)
+    by_seed = count_by_seed({name: values[is_within] for name, values in columns.items()} if is_within.any() else {})
+    return describe_campaign(cell, replace(result, rounds=rounds)) | {
+        "tests": n_tests,
+        "passes": count_passes(result, n_tests),
+        "faults": sum(by_seed["faults"]),
+        "distinct_faults": sum(by_seed["distinct"]),
+        "failing_seeds": len(by_seed["seed_id"]),
+        "by_seed": by_seed,
+    }

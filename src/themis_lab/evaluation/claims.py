@@ -6,35 +6,30 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from statistics import mean, median
 
-from scipy.stats import spearmanr
-
 from themis.report.table import Table
 from themis.settings import Settings
 from themis.text import counted, percent
-from themis_lab.evaluation.cells import RETRAINED
-from themis_lab.evaluation.ratios import (
+from themis_lab.evaluation.cells import CHOOSERS
+from themis_lab.evaluation.plan import BASE
+from themis_lab.evaluation.plans import PAPER_FAULTS, PAPER_TIME
+from themis_lab.evaluation.summary import OURS, STRONG, Evaluation, Record, with_times
+from themis_lab.evaluation.tables import (
     AT_EQUAL_PASSES,
     LEAST_CELLS,
     WHEN_DONE,
+    compare_seconds,
     describe_ratios,
     fault_ratios,
     list_ratios,
     median_interval,
 )
-from themis_lab.evaluation.summary import STRONG, THEMIS, Evaluation, Record, name_pair, with_times
-from themis_lab.evaluation.theory import CLOSE, count_reached, list_shares
-from themis_lab.evaluation.variant_tables import compare_seconds
-from themis_lab.evaluation.variants import BASE
+from themis_lab.evaluation.theory import CLOSE_DEVIATION, count_reached, list_shares
 from themis_lab.techniques import BASELINES, PRESET
 
 GRIDS = {"paper": "the paper's magnitudes", "grid": "magnitudes chosen in advance"}
-CHOOSERS = {own: technique for technique, own in RETRAINED.items()}
-"""Techniques by what they are called where they choose inputs to train on."""
-HOLDS, IN_PART, FAILS, OPEN = "holds", "holds in part", "does not hold", "undecided"
-NEARLY_ALL, FEW = 0.9, 0.5
+UPHELD, PARTLY_UPHELD, REFUTED, UNDECIDED = "holds", "holds in part", "does not hold", "undecided"
+MOSTLY, RARELY = 0.9, 0.5
 """Shares of the cases in which something must hold to hold in general, and in which it may hold to be rare."""
-PAPER_FAULTS, PAPER_TIME = 3.78, 1.271
-"""The paper's faults and time until done, relative to the mean of the four baselines."""
 SAMPLED = 0.005
 """How far the coverage of a sample may be from that of all neurons."""
 SEEN = 0.95
@@ -90,7 +85,7 @@ def claims_table(evaluation: Evaluation) -> Table | None:
         f"cells that have {PRESET} and all four baselines. Ratios are medians over cells, with 95% intervals by the "
         f"sign test, which needs at least {LEAST_CELLS} cells and takes them to be independent. At equal budgets, they "
         "are on magnitudes chosen in advance, or else on the paper's, unless these are degenerate. Verdicts are about "
-        f"{PRESET}, the paper's own method; that on retraining is about {CHOOSERS['themis']}.",
+        f"{PRESET}, the paper's own method; that on retraining is about {CHOOSERS['themis']}."
     ]
     columns = ("claim", "the paper", "measured here", "verdict", "it holds if")
     return Table("The paper's claims", columns, rows, notes) if rows else None
@@ -99,15 +94,15 @@ def claims_table(evaluation: Evaluation) -> Table | None:
 def list_verdicts(evaluation: Evaluation) -> str:
     """Which claims hold, which do in part, and which do not, as a list in Markdown; empty if none was measured."""
     words = {
-        HOLDS: (HOLDS, "hold"),
-        IN_PART: (IN_PART, "hold in part"),
-        FAILS: (FAILS, "do not hold"),
-        OPEN: ("is undecided", "are undecided"),
+        UPHELD: (UPHELD, "hold"),
+        PARTLY_UPHELD: (PARTLY_UPHELD, "hold in part"),
+        REFUTED: (REFUTED, "do not hold"),
+        UNDECIDED: ("is undecided", "are undecided"),
     }
     claims = judge_claims(evaluation)
     groups = {
         verdict: [
-            claim.text + (f" (for {THEMIS[1]}, it {claim.of_default})" if claim.of_default else "")
+            claim.text + (f" (for {OURS[1]}, it {claim.of_default})" if claim.of_default else "")
             for claim in claims
             if claim.verdict == verdict
         ]
@@ -129,8 +124,7 @@ def summarise_claims(evaluation: Evaluation) -> list[str]:
 
 
 def _capability(pairs: list[Record]) -> Iterator[Claim]:
-    """How often correlations are strong, at equal passes."""
-    groups = {**{technique: [technique] for technique in THEMIS}, "the four baselines": BASELINES, "random": ["random"]}
+    groups = {**{technique: [technique] for technique in OURS}, "the four baselines": BASELINES, "random": ["random"]}
     for name, title in GRIDS.items():
         cells = [grid for pair in pairs for grid in pair["grids"] if grid["name"] == name]
         scored = [grid for pair in pairs for grid in pair["budgets"]["passes"] if grid["name"] == name]
@@ -147,27 +141,27 @@ def _capability(pairs: list[Record]) -> Iterator[Claim]:
         )
         why, headline = "", f"strong: {', '.join(text for text in texts if text.endswith((PRESET, 'baselines')))}"
         if is_flat:
-            verdict, headline = OPEN, f"{n_flat} of {counted(len(cells), 'cell')} are degenerate"
+            verdict, headline = UNDECIDED, f"{n_flat} of {counted(len(cells), 'cell')} are degenerate"
             why = (
                 f"In {n_flat} of {counted(len(cells), 'cell')}, the error rate at full strength hardly changes with "
                 f"the magnitude, or only at one of the magnitudes; in {n_flat_box}, the same is true of the rate over "
                 "the whole range. A correlation with such a rate says nothing."
             )
         elif baselines >= themis:
-            verdict = FAILS
-            if baselines >= NEARLY_ALL:
+            verdict = REFUTED
+            if baselines >= MOSTLY:
                 why = "Faults rise with the error rate under every technique, so that r does not tell them apart."
         else:
-            verdict = HOLDS if themis >= NEARLY_ALL and baselines <= FEW else IN_PART
+            verdict = UPHELD if themis >= MOSTLY and baselines <= RARELY else PARTLY_UPHELD
         yield Claim(
             f"Themis correlates strongly, baselines rarely ({title})",
             "r of 0.70 to 0.95 for Themis, and of -0.89 to 0.79 for baselines",
             headline,
             f"the share of strong correlations is {', '.join(texts)}" if texts else "nothing that can be scored",
             verdict,
-            f"at least {percent(NEARLY_ALL, 0)} of the correlations of {PRESET} are strong, and at most "
-            f"{percent(FEW, 0)} of those of the baselines; in part, more of its own than of theirs; undecided, if most "
-            "cells are degenerate",
+            f"at least {percent(MOSTLY, 0)} of the correlations of {PRESET} are strong, and at most "
+            f"{percent(RARELY, 0)} of those of the baselines; in part, more of its own than of theirs; undecided, if "
+            "most cells are degenerate",
             why,
         )
 
@@ -185,7 +179,6 @@ def _correlations(grids: list[Record], techniques: Iterable[str]) -> list[float]
 
 
 def _faults(content: Record) -> Iterator[Claim]:
-    """Faults relative to the mean of the four baselines: when done, and at equal budgets."""
     for when, ratios in fault_ratios(content).items():
         if claim := _compare_faults(when, ratios, PAPER_FAULTS if when == WHEN_DONE else None):
             reason = _unfinished(content["done"]) if when == WHEN_DONE else GRADIENTS if when == AT_EQUAL_PASSES else ""
@@ -195,14 +188,14 @@ def _faults(content: Record) -> Iterator[Claim]:
 def _compare_faults(when: str, ratios: list[Record], paper: float | None) -> Claim | None:
     """The claim about faults over cells with these ratios; None if the preset has none."""
     over = {
-        key: {technique: list_ratios(ratios, technique, key) for technique in THEMIS}
+        key: {technique: list_ratios(ratios, technique, key) for technique in OURS}
         for key in ("over_four", "over_best")
     }
     if not over["over_four"][PRESET]:
         return None
-    verdict, other = (_judge_ratios(over["over_four"][technique], paper) for technique in THEMIS)
-    of_default = other if other not in (verdict, OPEN) else ""
-    why = [f"For {THEMIS[1]}, it {of_default}."] if of_default else []
+    verdict, other = (_judge_ratios(over["over_four"][technique], paper) for technique in OURS)
+    of_default = other if other not in (verdict, UNDECIDED) else ""
+    why = [f"For {OURS[1]}, it {of_default}."] if of_default else []
     texts = {key: _describe_all(by) for key, by in over.items()}
     if texts["over_best"]:
         why.append(f"Against the best rival of each cell, they are {texts['over_best']}.")
@@ -222,24 +215,21 @@ def _judge_ratios(ratios: list[float], paper: float | None) -> str:
     """Whether more faults were found, and about as many more as the paper says, if it does."""
     interval = median_interval(ratios)
     if interval is None:
-        return OPEN
+        return UNDECIDED
     if interval[0] <= 1:
-        return FAILS
-    return HOLDS if paper is None or interval[1] >= paper else IN_PART
+        return REFUTED
+    return UPHELD if paper is None or interval[1] >= paper else PARTLY_UPHELD
 
 
 def _describe_all(ratios: dict[str, list[float]]) -> str:
-    """The ratios of every technique that has some."""
     return ", ".join(f"{describe_ratios(values)} for {technique}" for technique, values in ratios.items() if values)
 
 
 def _medians(ratios: dict[str, list[float]]) -> str:
-    """The median ratio of every technique."""
     return ", ".join(f"{technique} {median(values):.2f} times" for technique, values in ratios.items() if values)
 
 
 def _unfinished(done: list[Record]) -> str:
-    """How many campaigns of baselines were not done."""
     rows = [pair["techniques"][name] for pair in done for name in BASELINES if name in pair["techniques"]]
     n_stopped = sum(row["stops"].get("tests", 0) for row in rows)
     n_campaigns = sum(row["campaigns"] for row in rows)
@@ -252,7 +242,6 @@ def _unfinished(done: list[Record]) -> str:
 
 
 def _gains(retraining: list[Record]) -> Iterator[Claim]:
-    """What retraining regains, in points, and how often Themis leads."""
     gains: dict[str, list[float]] = {}
     leads, is_sure = [], []
     for record in retraining:
@@ -273,9 +262,9 @@ def _gains(retraining: list[Record]) -> Iterator[Claim]:
     if len(four) == len(BASELINES):
         rivals = f", the mean of the four baselines {median(mean(cell) for cell in zip(*four, strict=True)):+.2f}"
     medians = ", ".join(f"{CHOOSERS.get(name, name)} {median(values):+.2f}" for name, values in complete.items())
-    verdict = OPEN if min(own) > 0 else FAILS
+    verdict = UNDECIDED if min(own) > 0 else REFUTED
     if all(is_sure):
-        verdict = HOLDS if sum(leads) > len(leads) / 2 else IN_PART
+        verdict = UPHELD if sum(leads) > len(leads) / 2 else PARTLY_UPHELD
     yield Claim(
         "Retraining regains accuracy, more than with baselines",
         "0.21 to 11.56 points for Themis",
@@ -297,12 +286,11 @@ def _count_trainings(retraining: list[Record]) -> str:
 
 
 def _time(done: list[Record]) -> Iterator[Claim]:
-    """Time until done, relative to the mean of the four baselines."""
     whole = [pair["techniques"] for pair in with_times(done) if set(BASELINES) <= set(pair["techniques"])]
     ratios, per_test = (
         {
             technique: [row[technique][cost] / mean(row[name][cost] for name in BASELINES) for row in own]
-            for technique in THEMIS
+            for technique in OURS
             if (own := [row for row in whole if technique in row])
         }
         for cost in ("seconds_total", "seconds_per_test")
@@ -312,9 +300,9 @@ def _time(done: list[Record]) -> Iterator[Claim]:
     preset = [row[PRESET] for row in whole if PRESET in row]
     judging = sum(row["seconds_judge"] for row in preset) / sum(row["seconds_total"] for row in preset)
     interval = median_interval(ratios[PRESET])
-    verdict = OPEN
+    verdict = UNDECIDED
     if interval is not None and not interval[0] <= PAPER_TIME < interval[1]:
-        verdict = HOLDS if interval[1] <= PAPER_TIME else FAILS
+        verdict = UPHELD if interval[1] <= PAPER_TIME else REFUTED
     yield Claim(
         "Themis takes about as long as baselines, until done",
         f"{PAPER_TIME:.2f} times as long",
@@ -328,7 +316,6 @@ def _time(done: list[Record]) -> Iterator[Claim]:
 
 
 def _sampler(variants: list[Record]) -> Iterator[Claim]:
-    """How far the coverage of the sample is from that of all neurons, and what judging all of them costs."""
     k = Settings().sample
     larger = [record for record in variants if record["neurons"] > k]
     preset, exact = ([record for record in larger if record["technique"] == name] for name in (BASE, "judge-exact"))
@@ -357,7 +344,7 @@ def _sampler(variants: list[Record]) -> Iterator[Claim]:
         f"within {100 * gap:.2f} points",
         f"the two differ by at most {100 * gap:.2f} points, in the first and last rounds of "
         f"{counted(len(preset), 'campaign')} on {counted(n_models, 'model')} with more neurons",
-        HOLDS if gap <= SAMPLED else FAILS,
+        UPHELD if gap <= SAMPLED else REFUTED,
         f"they differ by at most {100 * SAMPLED} points",
         " ".join(why),
     )
@@ -370,7 +357,6 @@ def _widest_gap(variants: list[Record]) -> float:
 
 
 def _completeness(theory: list[Record]) -> Iterator[Claim]:
-    """What had been found when coverage reached 100%."""
     shares = list_shares(theory, "preset")
     if shares:
         low = sum(share < SEEN for share in shares)
@@ -381,8 +367,7 @@ def _completeness(theory: list[Record]) -> Iterator[Claim]:
             f"than {percent(1 - SEEN, 0)}"
         )
         if low:
-            missed = ", ".join(_missed_by_perturbation(theory))
-            why += f" ({missed}): a mean sensitivity is known long before rare faults show. {_advise(theory)}"
+            why += f": a mean sensitivity is known long before rare faults show. {_advise(theory)}"
         yield Claim(
             "At coverage 100%, fault-inducing behaviour has been seen",
             "with a probability of 95%",
@@ -390,22 +375,13 @@ def _completeness(theory: list[Record]) -> Iterator[Claim]:
             f"{PRESET} reached 100% in {count_reached(theory, 'preset')} of {counted(len(theory), 'cell')}, and had by "
             f"then found {percent(median(shares), 0)} of a reference run's distinct faults (median, from "
             f"{percent(min(shares), 0)} to {percent(max(shares), 0)})",
-            HOLDS if low == 0 else FAILS if low > len(shares) / 2 else IN_PART,
+            UPHELD if low == 0 else REFUTED if low > len(shares) / 2 else PARTLY_UPHELD,
             f"{PRESET} has found {percent(SEEN, 0)} of the faults in every cell; in part, in at least half",
             why if low else f"{why}.",
         )
 
 
-def _missed_by_perturbation(theory: list[Record]) -> Iterator[str]:
-    """In how many cells under each perturbation the preset had missed faults at coverage 100%."""
-    for perturbation in dict.fromkeys(record["perturbation"] for record in theory):
-        shares = list_shares([record for record in theory if record["perturbation"] == perturbation], "preset")
-        if shares:
-            yield f"{sum(share < SEEN for share in shares)} of {len(shares)} under {perturbation}"
-
-
 def _advise(theory: list[Record]) -> str:
-    """What to stop on instead, and what that had found."""
     advice = (
         "Stop on what is left to find instead, as the default does: coverage of 100%, an estimated 90% of the distinct "
         "faults within reach found, and a residual risk of at most 1%."
@@ -432,14 +408,13 @@ def _least(shares: list[float]) -> str:
 
 
 def _stability(theory: list[Record]) -> Iterator[Claim]:
-    """How much inferred means differ between sets of seeds."""
     found = [record["stability"] for record in theory if record["stability"]["model_deviation"] is not None]
     if found:
         whole = [stability["model_deviation"] for stability in found]
         farthest = max(theory, key=lambda record: record["stability"]["model_deviation"] or 0.0)
-        n_close = sum(deviation < CLOSE for deviation in whole)
+        n_close = sum(deviation < CLOSE_DEVIATION for deviation in whole)
         close = median(stability["within_10_percent"] for stability in found)
-        holds = n_close == len(whole) and close >= NEARLY_ALL
+        holds = n_close == len(whole) and close >= MOSTLY
         yield Claim(
             "Inferred means deviate by less than 10% between sets of seeds",
             "less than 10%",
@@ -448,30 +423,13 @@ def _stability(theory: list[Record]) -> Iterator[Claim]:
             f"{percent(median(whole))}, at most {percent(max(whole))}, for {farthest['model']} under "
             f"{farthest['perturbation']}), and the means of {percent(close, 0)} of the single neurons do (median over "
             "cells)",
-            HOLDS if holds else IN_PART if n_close > len(whole) / 2 else FAILS,
-            f"the mean of every model and {percent(NEARLY_ALL, 0)} of its neurons' means do (median over cells); in "
+            UPHELD if holds else PARTLY_UPHELD if n_close > len(whole) / 2 else REFUTED,
+            f"the mean of every model and {percent(MOSTLY, 0)} of its neurons' means do (median over cells); in "
             "part, the mean of most models",
-            _blame_tails(theory),
         )
 
 
-def _blame_tails(theory: list[Record]) -> str:
-    """Why the means of some models differ, if their sensitivities have heavier tails than those of all others."""
-    tails: dict[bool, list[float]] = {True: [], False: []}
-    for record in theory:
-        if record["normality"] and (deviation := record["stability"]["model_deviation"]) is not None:
-            tails[deviation < CLOSE].append(record["normality"]["kurtosis_absolute"])
-    close, far = tails[True], tails[False]
-    if not close or not far or min(far) <= max(close):
-        return ""
-    return (
-        "Where that of a model does not, few tests decide it: the excess kurtosis of a median neuron's sensitivities "
-        f"is {min(far):.0f} or more there, and {max(close):.0f} or less elsewhere."
-    )
-
-
 def _normality(theory: list[Record]) -> Iterator[Claim]:
-    """How many neurons have normal differences."""
     found = [record["normality"] for record in theory if record["normality"]]
     if found:
         signed, absolute = ([normality[f"compatible_{kind}"] for normality in found] for kind in ("signed", "absolute"))
@@ -482,14 +440,13 @@ def _normality(theory: list[Record]) -> Iterator[Claim]:
             f"they are close to normal for {percent(median(signed), 0)} of the neurons (from {percent(min(signed), 0)} "
             f"to {percent(max(signed), 0)}), and sensitivities for {percent(median(absolute), 0)} (medians over "
             f"{counted(len(found), 'cell')})",
-            HOLDS if median(signed) > FEW else FAILS,
+            UPHELD if median(signed) > RARELY else REFUTED,
             "they are for most neurons, in the median over cells",
             "The precision of a mean, which coverage is about, does not need it.",
         )
 
 
 def _sensitivity(pairs: list[Record]) -> Iterator[Claim]:
-    """Whether sensitivity rises with the error rate."""
     found = [pair["sensitivity"]["r"] for pair in pairs if pair["sensitivity"] and pair["sensitivity"]["r"] is not None]
     if found:
         n_strong = sum(r >= STRONG for r in found)
@@ -499,23 +456,6 @@ def _sensitivity(pairs: list[Record]) -> Iterator[Claim]:
             f"r of at least {STRONG} in {n_strong} of {counted(len(found), 'cell')}",
             f"r of at least {STRONG} in {n_strong} of {counted(len(found), 'cell')}, median {median(found):.2f}, "
             f"lowest {min(found):.2f}",
-            HOLDS if n_strong >= NEARLY_ALL * len(found) else IN_PART if n_strong > len(found) / 2 else FAILS,
-            f"r is strong in {percent(NEARLY_ALL, 0)} of the cells; in part, in most",
-            _explain_weak(pairs),
+            UPHELD if n_strong >= MOSTLY * len(found) else PARTLY_UPHELD if n_strong > len(found) / 2 else REFUTED,
+            f"r is strong in {percent(MOSTLY, 0)} of the cells; in part, in most",
         )
-
-
-def _explain_weak(pairs: list[Record]) -> str:
-    """Whether sensitivity rises with the error rate, if not in proportion, where r is not strong."""
-    weak = [pair for pair in pairs if pair["sensitivity"] and (pair["sensitivity"]["r"] or STRONG) < STRONG]
-    ranks = [
-        float(spearmanr(pair["sensitivity"]["mean_sensitivity"], pair["sensitivity"]["error_rates"])[0])
-        for pair in weak
-    ]
-    if not ranks or min(ranks) < STRONG:
-        return ""
-    cells = ", ".join(map(name_pair, weak))
-    return (
-        f"In the others ({cells}), they rise together too, but not in proportion: the correlation of their ranks is at "
-        f"least {min(ranks):.2f}."
-    )

@@ -6,24 +6,22 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from themis.runs.display.figure import INK, QUIET, blank_figure, save_figure
-from themis.runs.store.files import remove_file
-from themis_lab.comparison.summary import TITLES
-from themis_lab.evaluation.budget_tables import BUDGETS, DEFINITIONS
-from themis_lab.evaluation.claims import PAPER_FAULTS
-from themis_lab.evaluation.ratios import fault_ratios, list_ratios, median_interval
-from themis_lab.evaluation.summary import STRONG, THEMIS, Evaluation, name_cell
+from themis.runs.display.figure import INK, QUIET, save_figure
+from themis_lab.comparison.figures import DPI, add_axes, remove_figure, titled_figure
+from themis_lab.comparison.summary import GRID_TITLES
+from themis_lab.evaluation.plans import PAPER_FAULTS
+from themis_lab.evaluation.summary import OURS, STRONG, Evaluation, name_cell
+from themis_lab.evaluation.tables import BUDGET_TITLES, DEFINITIONS, fault_ratios, list_ratios, median_interval
 from themis_lab.evaluation.theory import WAYS_TO_STOP
 
-COLOURS = {"r": "#0072B2", "r_box": "#D55E00"}
+DEFINITION_COLOURS = {"r": "#0072B2", "r_box": "#D55E00"}
 MARKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "D"), ("#CC79A7", "^"))
 """Colours and markers of the ways to stop."""
 BAND = "#f3f3f3"
 LEFT = 0.15
 """Where rows of techniques begin, as a share of the width."""
 LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8.5}
-DPI = 130
-LOWEST = 0.1
+LOWEST_RATIO = 0.1
 """Where lower ratios of faults are drawn."""
 
 
@@ -36,7 +34,7 @@ def draw_evaluation(evaluation: Evaluation, folder: Path) -> list[Path]:
         ("shares-at-full-coverage", draw_shares),
     ):
         path = folder / f"{name}.png"
-        remove_file(path)
+        remove_figure(path)
         if draw(evaluation, path):
             paths.append(path)
     return paths
@@ -55,18 +53,20 @@ def draw_correlation_strip(evaluation: Evaluation, path: Path) -> bool:
     if not values:
         return False
     found_names = {technique for found in values.values() for technique, _ in found}
-    names = sorted(found_names, key=lambda name: (name not in THEMIS, name), reverse=True)
-    grids = [name for name in TITLES if name in values]
+    names = sorted(found_names, key=lambda name: (name not in OURS, name), reverse=True)
+    grids = [name for name in GRID_TITLES if name in values]
     height = 1.9 + 0.42 * len(names)
-    figure = _figure(height, f"Correlation of faults and error rate, {BUDGETS['passes']}, all scored cells")
+    figure = titled_figure(
+        8.4, height, f"Correlation of faults and error rate, {BUDGET_TITLES['passes']}, all scored cells"
+    )
     width = (0.97 - LEFT) / len(grids)
     for column, grid_name in enumerate(grids):
-        axes = _axes(figure, height, LEFT + column * width, width - 0.03, top=0.95)
-        axes.set_title(TITLES[grid_name], fontsize=9.5, color=INK)
+        axes = add_axes(figure, _place(height, LEFT + column * width, width - 0.03, 0.95), "x")
+        axes.set_title(GRID_TITLES[grid_name], fontsize=9.5, color=INK)
         _shade(axes, len(names))
         for key, offset in (("r", 0.15), ("r_box", -0.15)):
             points = [(r, y + offset) for y, name in enumerate(names) for r in values[grid_name].get((name, key), [])]
-            style: dict[str, Any] = {"s": 18, "alpha": 0.55, "color": COLOURS[key], "linewidths": 0}
+            style: dict[str, Any] = {"s": 18, "alpha": 0.55, "color": DEFINITION_COLOURS[key], "linewidths": 0}
             label = f"error rate {DEFINITIONS[key][1]}"
             axes.scatter([r for r, _ in points], [y for _, y in points], label=label, **style)
         axes.axvline(STRONG, color=QUIET, linewidth=0.8, linestyle="--")
@@ -83,18 +83,18 @@ def draw_ratios(evaluation: Evaluation, path: Path) -> bool:
     """Distinct faults relative to the mean of the four baselines, a mark per cell, with the interval of the median."""
     rows = [
         (f"{technique}, {when}", values)
-        for technique in reversed(THEMIS)
+        for technique in reversed(OURS)
         for when, ratios in reversed(fault_ratios(evaluation.content).items())
-        if (values := [max(ratio, LOWEST) for ratio in list_ratios(ratios, technique, "over_four")])
+        if (values := [max(ratio, LOWEST_RATIO) for ratio in list_ratios(ratios, technique, "over_four")])
     ]
     if not rows:
         return False
     height = 1.5 + 0.42 * len(rows)
-    figure = _figure(height, "Distinct faults, relative to the mean of the four baselines")
-    axes = _axes(figure, height, 0.28, 0.69, top=0.4)
+    figure = titled_figure(8.4, height, "Distinct faults, relative to the mean of the four baselines")
+    axes = add_axes(figure, _place(height, 0.28, 0.69, 0.4), "x")
     _shade(axes, len(rows))
     for y, (_, values) in enumerate(rows):
-        axes.scatter(values, [y] * len(values), s=24, alpha=0.5, color=COLOURS["r"], linewidths=0, zorder=3)
+        axes.scatter(values, [y] * len(values), s=24, alpha=0.5, color=DEFINITION_COLOURS["r"], linewidths=0, zorder=3)
         if (interval := median_interval(values)) is not None:
             axes.plot(interval, [y, y], color=INK, linewidth=1.4, zorder=4)
         axes.plot([median(values)] * 2, [y - 0.28, y + 0.28], color=INK, linewidth=1.8, zorder=4)
@@ -122,8 +122,8 @@ def draw_shares(evaluation: Evaluation, path: Path) -> bool:
     if not theory:
         return False
     height = 1.7 + 0.42 * len(theory)
-    figure = _figure(height, "Share of the reference's distinct faults found when a campaign could stop")
-    axes = _axes(figure, height, 0.38, 0.59)
+    figure = titled_figure(8.4, height, "Share of the reference's distinct faults found when a campaign could stop")
+    axes = add_axes(figure, _place(height, 0.38, 0.59, 0.7), "x")
     _shade(axes, len(theory))
     for k, (way, label) in enumerate(WAYS_TO_STOP.items()):
         colour, marker = MARKS[k]
@@ -141,21 +141,9 @@ def draw_shares(evaluation: Evaluation, path: Path) -> bool:
     return True
 
 
-def _figure(height: float, title: str) -> Any:
-    figure = blank_figure(8.4, height)
-    figure.suptitle(title, x=0.02, y=1 - 0.1 / height, ha="left", va="top", fontsize=11, color=INK)
-    return figure
-
-
-def _axes(figure: Any, height: float, left: float, width: float, top: float = 0.7) -> Any:
-    """Axes without a frame; `height` and `top` are inches, `left` and `width` shares of the figure."""
-    axes = figure.add_axes((left, 0.62 / height, width, 1 - (0.62 + top) / height))
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.grid(axis="x", color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=QUIET, labelsize=9)
-    return axes
+def _place(height: float, left: float, width: float, top: float) -> tuple[float, float, float, float]:
+    """Where axes are; `height` and `top` are inches, `left` and `width` shares of the figure."""
+    return left, 0.62 / height, width, 1 - (0.62 + top) / height
 
 
 def _shade(axes: Any, n_rows: int) -> None:

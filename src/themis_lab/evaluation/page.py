@@ -7,29 +7,29 @@ from collections.abc import Callable, Iterable, Mapping
 
 from themis.report.table import NONE, Table
 from themis.text import counted
-from themis_lab.evaluation.budget_tables import capability_cells, capability_tables, fault_cells
+from themis_lab.evaluation import tables
 from themis_lab.evaluation.claims import claims_table, list_verdicts, summarise_claims
-from themis_lab.evaluation.done_tables import done_cells, done_tables, time_cells, time_tables
-from themis_lab.evaluation.plan import DONE, RETRAINING, THEORY, VARIANT
-from themis_lab.evaluation.ratios import ratio_tables
-from themis_lab.evaluation.retraining_tables import retraining_tables
+from themis_lab.evaluation.plan import Kind
 from themis_lab.evaluation.summary import Evaluation, Record, name_cell, name_pair
-from themis_lab.evaluation.theory_tables import theory_cells, theory_tables
-from themis_lab.evaluation.truth_tables import truth_cells, truth_tables
-from themis_lab.evaluation.variant_tables import judging_tables, variant_cells, variant_tables
 from themis_lab.zoo import ZOO
 
 CELLS_PAGE = "evaluation-cells.md"
 """The file with the tables of single cells, beside that of the page."""
-CAPABILITY, COMPARED, WHEN_DONE = "Fault detection capability", "Faults compared with rivals", "Faults when done"
-REGAINED, IN_THEORY, PARAMETERS = "Accuracy regained", "The theory", "Parameters"
-TIME, KNOWN, MEASURED = "Time", "Known faults", "What has been measured"
+CAPABILITY, AGAINST_RIVALS = "Fault detection capability", "Faults compared with rivals"
+FAULTS_WHEN_DONE, REGAINED = "Faults when done", "Accuracy regained"
+IN_THEORY, PARAMETERS = "The theory", "Parameters"
+TIME, KNOWN_FAULTS, MEASURED = "Time", "Known faults", "What has been measured"
 """Titles of sections."""
-QUESTIONS = {DONE: WHEN_DONE, RETRAINING: REGAINED, THEORY: IN_THEORY, VARIANT: PARAMETERS}
+QUESTION_TITLES: dict[str, str] = {
+    Kind.DONE: FAULTS_WHEN_DONE,
+    Kind.RETRAINING: REGAINED,
+    Kind.THEORY: IN_THEORY,
+    Kind.VARIANT: PARAMETERS,
+}
 """The sections about questions that are not asked of all models, by their kinds of cells."""
 FIGURES = {
     "correlations": (CAPABILITY, "Correlations of error rate and distinct faults by technique, at equal passes"),
-    "faults-over-baselines": (COMPARED, "Distinct faults relative to the mean of the four baselines, by cell"),
+    "faults-over-baselines": (AGAINST_RIVALS, "Distinct faults relative to the mean of the four baselines, by cell"),
     "shares-at-full-coverage": (
         IN_THEORY,
         "Share of a reference run's distinct faults found when a campaign could stop",
@@ -40,7 +40,7 @@ FIGURES = {
 
 def evaluation_page(evaluation: Evaluation, figures: Mapping[str, str]) -> str:
     """The answers in Markdown, below the title of the page; `figures` are their paths by name."""
-    summaries, cells = (list_tables(evaluation, makers) for makers in (SUMMARIES, CELLS))
+    summaries, cells = (list_tables(evaluation, makers) for makers in (SUMMARIES, CELL_TABLES))
     claims, parts = claims_table(evaluation), []
     if claims is not None:
         heading = "## What holds, and what does not"
@@ -60,8 +60,8 @@ def evaluation_page(evaluation: Evaluation, figures: Mapping[str, str]) -> str:
 def cells_page(evaluation: Evaluation) -> str:
     """The tables of single cells as a Markdown document."""
     parts = ["# Evaluation: single cells", "The tables behind [the evaluation](evaluation.md)."]
-    for title, tables in list_tables(evaluation, CELLS).items():
-        parts += [f"## {title}", *(table.markdown() for table in tables)]
+    for title, own in list_tables(evaluation, CELL_TABLES).items():
+        parts += [f"## {title}", *(table.markdown() for table in own)]
     return "\n\n".join(parts)
 
 
@@ -95,7 +95,6 @@ def _count_campaigns(pairs: list[Record]) -> str:
 
 
 def _list_untrained(retraining: list[Record]) -> list[str]:
-    """The cells that had nothing to train on, by the reason."""
     by_reason: dict[str, list[str]] = {}
     for record in retraining:
         if "untrained" in record:
@@ -110,7 +109,7 @@ def _describe_origin(origin: Record) -> str:
         by_kind.setdefault(cell["kind"], []).append(name_pair(cell))
     devices = {"GPU" if str(cell["device"]).startswith("cuda") else "CPU" for cell in origin["cells"]}
     versions = f"Python {origin['environment']['python']} and torch {origin['environment']['torch']}"
-    parts = [f"{QUESTIONS.get(kind, 'Faults').lower()} on {', '.join(pairs)}" for kind, pairs in by_kind.items()]
+    parts = [f"{QUESTION_TITLES.get(kind, 'Faults').lower()} on {', '.join(pairs)}" for kind, pairs in by_kind.items()]
     return f"Measured apart from the rest, on a {' and a '.join(sorted(devices))} with {versions}: {'; '.join(parts)}."
 
 
@@ -120,7 +119,7 @@ def progress_tables(evaluation: Evaluation) -> Iterable[Table]:
     pairs = {(pair["model"], pair["perturbation"]): pair for pair in content["pairs"]}
     perturbations = content["plan"]["perturbations"]
     asked = {record["kind"] for record in content["progress"]}
-    questions = {kind: title for kind, title in QUESTIONS.items() if kind in asked}
+    questions = {kind: title for kind, title in QUESTION_TITLES.items() if kind in asked}
     rows: list[tuple[str, ...]] = []
     for model, row in content["rows"].items():
         own = [record for record in content["progress"] if record["model"] == model]
@@ -142,13 +141,11 @@ def progress_tables(evaluation: Evaluation) -> Iterable[Table]:
 
 
 def _find_weights(content: Record, model: str) -> str:
-    """Where the weights of a model of the zoo come from."""
     entry = ZOO.get(content["plan"]["models"][model].get("zoo"))
     return NONE if entry is None or model in content["missing"] else entry.source
 
 
 def _progress(pair: Record) -> str:
-    """How many campaigns of how many techniques a pair has had."""
     limits = pair["limits"]
     n_found = max((len(grid["rows"]) for grids in pair["budgets"].values() for grid in grids), default=0)
     if not n_found:
@@ -164,25 +161,22 @@ def _count(records: list[Record]) -> str:
 
 Tables = Callable[[Evaluation], Iterable[Table]]
 SUMMARIES: dict[str, Tables] = {
-    CAPABILITY: capability_tables,
-    COMPARED: ratio_tables,
-    WHEN_DONE: done_tables,
-    REGAINED: retraining_tables,
-    IN_THEORY: theory_tables,
-    TIME: lambda evaluation: [*time_tables(evaluation), *judging_tables(evaluation)],
-    PARAMETERS: variant_tables,
-    KNOWN: truth_tables,
+    CAPABILITY: tables.capability_tables,
+    AGAINST_RIVALS: tables.ratio_tables,
+    FAULTS_WHEN_DONE: tables.done_tables,
+    REGAINED: tables.retraining_tables,
+    IN_THEORY: tables.theory_tables,
+    TIME: lambda evaluation: [*tables.time_tables(evaluation), *tables.judging_tables(evaluation)],
+    PARAMETERS: tables.variant_tables,
+    KNOWN_FAULTS: tables.truth_tables,
     MEASURED: progress_tables,
 }
 """The tables that answer each question, by the title of its section."""
-CELLS: dict[str, Tables] = {
-    CAPABILITY: capability_cells,
-    COMPARED: fault_cells,
-    WHEN_DONE: done_cells,
-    IN_THEORY: theory_cells,
-    TIME: time_cells,
-    PARAMETERS: variant_cells,
-    KNOWN: truth_cells,
+CELL_TABLES: dict[str, Tables] = {
+    CAPABILITY: tables.capability_cells,
+    AGAINST_RIVALS: tables.fault_cells,
+    FAULTS_WHEN_DONE: tables.done_cells,
+    IN_THEORY: tables.theory_cells,
 }
 """The tables of single cells behind them."""
 
@@ -190,4 +184,4 @@ CELLS: dict[str, Tables] = {
 def list_tables(evaluation: Evaluation, makers: Mapping[str, Tables]) -> dict[str, list[Table]]:
     """The tables of every section that has some."""
     found = {title: [*make(evaluation)] for title, make in makers.items()}
-    return {title: tables for title, tables in found.items() if tables}
+    return {title: own for title, own in found.items() if own}

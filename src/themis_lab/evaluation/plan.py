@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,33 +15,43 @@ from themis.reading import read_yaml
 from themis.runs.source import Origin
 from themis.target.fingerprint import hash_text
 from themis.text import split_list
-from themis_lab.comparison.plan import ComparisonPlan, as_file_name
-from themis_lab.evaluation.variants import ONLY_IF_NAMED, VARIANTS
+from themis_lab.comparison.plan import CampaignCell, ComparisonPlan, as_file_name
 from themis_lab.techniques import PRESET, choose_technique
 
 QUESTIONS = ("faults", "done", "theory", "variants", "retraining", "truth")
 """Parts of an evaluation: equal budgets, stopping when done, the theory, time and parameters, accuracy regained, and
 known faults."""
-RATES, CAMPAIGNS, DONE, THEORY, VARIANT, RETRAINING = "rates", "campaigns", "done", "theory", "variants", "retraining"
-MAPS, RECALL, KILLS = "maps", "recall", "kills"
-"""Kinds of cells."""
+
+
+class Kind(StrEnum):
+    """Kinds of cells, in the order in which they are run."""
+
+    RATES = "rates"
+    CAMPAIGNS = "campaigns"
+    DONE = "done"
+    THEORY = "theory"
+    VARIANT = "variants"
+    RETRAINING = "retraining"
+    MAPS = "maps"
+    RECALL = "recall"
+    KILLS = "kills"
+
+
 _SHARED = ("seeds", "judge_seeds", "grid_seeds", "train_inputs", "uniform_share", "neurons", "round_size")
 DECISIVE = {
-    RATES: (*_SHARED, "magnitudes"),
-    CAMPAIGNS: (*_SHARED, "passes", "tests"),
-    DONE: (*_SHARED, "done_tests", "plateau"),
-    THEORY: (*_SHARED, "done_tests", "reference_tests", "seed_sets"),
-    VARIANT: (*_SHARED, "variant_tests"),
-    RETRAINING: (*_SHARED, "techniques", "passes", "retrain_inputs", "retrain_seeds", "epochs"),
-    MAPS: (*_SHARED, "mutants", "planted", "map_cells"),
-    RECALL: (*_SHARED, "mutants", "planted", "map_cells", "passes"),
-    KILLS: (*_SHARED, "mutants", "passes"),
+    Kind.RATES: (*_SHARED, "magnitudes"),
+    Kind.CAMPAIGNS: (*_SHARED, "passes", "tests"),
+    Kind.DONE: (*_SHARED, "done_tests", "plateau"),
+    Kind.THEORY: (*_SHARED, "done_tests", "reference_tests", "seed_sets"),
+    Kind.VARIANT: (*_SHARED, "variant_tests"),
+    Kind.RETRAINING: (*_SHARED, "techniques", "passes", "retrain_inputs", "retrain_seeds", "epochs"),
+    Kind.MAPS: (*_SHARED, "mutants", "planted", "map_cells"),
+    Kind.RECALL: (*_SHARED, "mutants", "planted", "map_cells", "passes"),
+    Kind.KILLS: (*_SHARED, "mutants", "passes"),
 }
 """The options that decide the result of a cell, by its kind; others decide only which cells there are."""
 LISTS = ("techniques", "magnitudes", "variants", "questions")
 """Options that may be lists in a plan."""
-KINDS = tuple(DECISIVE)
-"""Kinds of cells, in the order in which they are run."""
 
 
 @dataclass(frozen=True)
@@ -236,10 +247,10 @@ class EvaluationPlan:
             self._checked[model, perturbation] = PairOptions(**options)
         return self._checked[model, perturbation]
 
-    def cell(self, kind: str, model: str, perturbation: str, technique: str = "") -> EvaluationCell:
+    def cell(self, kind: Kind, model: str, perturbation: str, technique: str = "") -> EvaluationCell:
         """A cell, which knows all that decides its result but its magnitude: with other options it is another cell."""
         options = self.pair(model, perturbation)
-        if kind == RETRAINING:
+        if kind == Kind.RETRAINING:
             options = replace(options, passes=options.passes_to_retrain)
         decisive = {name: getattr(options, name) for name in DECISIVE[kind]}
         identity = (decisive, self.origin(model).as_dict(), self.random_seed)
@@ -271,7 +282,6 @@ class EvaluationPlan:
 
 
 def _named(value: Any, name: str) -> dict[str, Any]:
-    """A list of names or a mapping, as a mapping."""
     if isinstance(value, str):
         return dict.fromkeys(split_list(value))
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
@@ -299,7 +309,6 @@ def _options(values: Any) -> dict[str, Any]:
 
 
 def _join(names: Any) -> str:
-    """A list of names as text."""
     return ",".join(map(str, names)) if isinstance(names, list) else str(names)
 
 
@@ -313,7 +322,7 @@ def has_criterion(technique: str) -> bool:
 class EvaluationCell:
     """One unit of work of an evaluation."""
 
-    kind: str
+    kind: Kind
     model: str
     perturbation: str
     digest: str
@@ -326,15 +335,20 @@ class EvaluationCell:
     @property
     def file(self) -> str:
         pair = f"{self.kind}/{as_file_name(self.model)}/{as_file_name(self.perturbation)}-{self.digest}"
-        if self.kind == RATES:
+        if self.kind == Kind.RATES:
             return f"{pair}.json"
         technique = f"{as_file_name(self.technique)}/" if self.technique else ""
         return f"{pair}/{technique}{self.magnitude!r}-{self.campaign}.json"
 
     @property
+    def in_comparison(self) -> CampaignCell:
+        """Its campaign, as a comparison of techniques has it."""
+        return CampaignCell(self.technique, self.magnitude, self.campaign)
+
+    @property
     def group(self) -> str:
         """A criterion is fitted once for all campaigns of its technique on a model."""
-        fits = self.kind in (CAMPAIGNS, DONE, RECALL, KILLS) and has_criterion(self.technique)
+        fits = self.kind in (Kind.CAMPAIGNS, Kind.DONE, Kind.RECALL, Kind.KILLS) and has_criterion(self.technique)
         return f"{self.model} {self.technique}" if fits else self.model
 
     def __str__(self) -> str:
@@ -344,3 +358,33 @@ class EvaluationCell:
         else:
             parts.append(self.kind)
         return " ".join(part for part in parts if part)
+
+
+BASE = "paper"
+"""The variant that changes nothing."""
+ALL = 1 << 30
+"""A sample size that includes every neuron."""
+VARIED_OPTIONS: dict[str, dict[str, Any]] = {
+    "sample": {"sample-50": 50, "sample-100": 100, "sample-200": 200, "sample-500": 500, "sample-2000": 2000},
+    "tolerance": {f"tolerance-{value:g}": value for value in (2.5e-4, 1e-3, 2e-3, 5e-3)},
+    "draws": {"draws-1000": 1000, "draws-16000": 16_000},
+    "scale": {"scale-relative": "relative"},
+    "policy": {"policy-random": "random", "policy-corners": "corners", "policy-scheduled": "scheduled"},
+    "judge": {"judge-exact": "exact"},
+}
+"""Values of an option of `run`, by the name of their variant."""
+VARIANTS: dict[str, dict[str, Any]] = {
+    BASE: {},
+    **{name: {option: value} for option, values in VARIED_OPTIONS.items() for name, value in values.items()},
+    "sample-all": {"sample": ALL},
+    "exact-sample-all": {"judge": "exact", "sample": ALL},
+    "neurons-channel": {"neurons": "channel"},
+    "pymc-sample-50": {"judge": "pymc", "sample": 50},
+}
+"""Options that differ from those of the preset, by variant; `neurons` is that of the target.
+
+`sample-all` is the method without its sampler. `judge-exact` judges by the closed form instead of Markov chains.
+`pymc-sample-50` is `sample-50` with the sampler of PyMC.
+"""
+ONLY_IF_NAMED = ("pymc-sample-50",)
+"""Variants that `all` leaves out: PyMC is an extra, and takes minutes."""

@@ -9,31 +9,18 @@ from typing import Any
 import numpy as np
 
 from themis.version import __version__
-from themis_lab.comparison.grid import Grid
-from themis_lab.comparison.plan import CampaignCell, ComparisonPlan
+from themis_lab.comparison.api import read_errors, read_grids
+from themis_lab.comparison.plan import CampaignCell, ComparisonPlan, Grid
 from themis_lab.comparison.statistics import Array, correlate, why_degenerate
 from themis_lab.comparison.summary import summarise
-from themis_lab.evaluation.plan import (
-    CAMPAIGNS,
-    DECISIVE,
-    DONE,
-    KILLS,
-    MAPS,
-    RATES,
-    RECALL,
-    RETRAINING,
-    THEORY,
-    VARIANT,
-    EvaluationCell,
-    EvaluationPlan,
-)
+from themis_lab.evaluation.plan import DECISIVE, EvaluationCell, EvaluationPlan, Kind
 from themis_lab.evaluation.truth import summarise_truth
 from themis_lab.techniques import BASELINES, PRESET
 
 Record = dict[str, Any]
-THEMIS = (PRESET, "scheduled")
+OURS = (PRESET, "scheduled")
 """The techniques under evaluation: the paper's method, and the default of this package."""
-CELL = ("model", "perturbation", "magnitude")
+CELL_KEYS = ("model", "perturbation", "magnitude")
 """What a cell at one magnitude is told by."""
 STRONG = 0.7
 """From this correlation on, the paper calls a fault detection capability strong."""
@@ -51,19 +38,19 @@ def name_cell(record: Record) -> str:
 
 def themis_first(techniques: Iterable[str]) -> list[str]:
     """Techniques in the order of tables: those under evaluation, and the others by name."""
-    return sorted(techniques, key=lambda name: (THEMIS.index(name) if name in THEMIS else len(THEMIS), name))
+    return sorted(techniques, key=lambda name: (OURS.index(name) if name in OURS else len(OURS), name))
 
 
-def average_campaigns(records: Iterable[Record], names: tuple[str, ...] = CELL) -> list[Record]:
-    """One record per cell, or per group of other names, with means over its campaigns and without texts.
+def average_campaigns(records: Iterable[Record]) -> list[Record]:
+    """One record per cell, with means over its campaigns and without texts.
 
     A campaign reached something if at least half of them did, and then the mean is over those.
     """
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
-        groups.setdefault(tuple(record[name] for name in names), []).append(record)
+        groups.setdefault(tuple(record[name] for name in CELL_KEYS), []).append(record)
     return [
-        {**_average(own), **dict(zip(names, group, strict=True)), "campaigns": len(own)}
+        {**_average(own), **dict(zip(CELL_KEYS, group, strict=True)), "campaigns": len(own)}
         for group, own in groups.items()
     ]
 
@@ -106,15 +93,11 @@ def conclude_evaluation(
         kind: [record for cell, record in records.items() if cell.kind == kind and "error" not in record]
         for kind in DECISIVE
     }
-    pairs = []
-    for rates in kinds[RATES]:
-        cells = {
-            cell: record
-            for cell, record in records.items()
-            if (cell.model, cell.perturbation) == (rates["model"], rates["perturbation"]) and cell.kind == CAMPAIGNS
-        }
-        pairs.append(_summarise_pair(plan, rates, cells))
-    begun = {record["model"] for record in kinds[RATES]}
+    campaigns: dict[tuple[str, str], dict[EvaluationCell, Record]] = {}
+    for cell, record in records.items():
+        if cell.kind == Kind.CAMPAIGNS:
+            campaigns.setdefault((cell.model, cell.perturbation), {})[cell] = record
+    begun = {record["model"] for record in kinds[Kind.RATES]}
     return Evaluation(
         {
             "version": __version__,
@@ -124,19 +107,21 @@ def conclude_evaluation(
             "unfinished": [model.name for model in plan.models if model.name not in {*begun, *missing}],
             "failed": failed,
             "progress": _count_progress(planned, records),
-            "pairs": pairs,
-            "done": summarise_done(kinds[DONE], [cell for cell in planned if cell.kind == DONE]),
-            "theory": average_campaigns(kinds[THEORY]),
-            "variants": kinds[VARIANT],
-            "retraining": kinds[RETRAINING],
-            "truth": summarise_truth(kinds[MAPS], kinds[RECALL], kinds[KILLS]),
+            "pairs": [
+                _summarise_pair(plan, rates, campaigns.get((rates["model"], rates["perturbation"]), {}))
+                for rates in kinds[Kind.RATES]
+            ],
+            "done": summarise_done(kinds[Kind.DONE], [cell for cell in planned if cell.kind == Kind.DONE]),
+            "theory": average_campaigns(kinds[Kind.THEORY]),
+            "variants": kinds[Kind.VARIANT],
+            "retraining": kinds[Kind.RETRAINING],
+            "truth": summarise_truth(kinds[Kind.MAPS], kinds[Kind.RECALL], kinds[Kind.KILLS]),
             "environment": environment,
         }
     )
 
 
 def _count_progress(planned: Iterable[EvaluationCell], records: dict[EvaluationCell, Record]) -> list[Record]:
-    """How many cells of each question every pair has, and how many of them are finished."""
     counts: dict[tuple[str, str, str], list[int]] = {}
     for cell in planned:
         own = counts.setdefault((cell.model, cell.perturbation, cell.kind), [0, 0])
@@ -148,19 +133,10 @@ def _count_progress(planned: Iterable[EvaluationCell], records: dict[EvaluationC
     ]
 
 
-def read_grids(rates: Record) -> tuple[Grid, ...]:
-    """The grids of a pair, as its rates were measured."""
-    return tuple(Grid(grid["name"], tuple(grid["magnitudes"]), grid["note"]) for grid in rates["grids"])
-
-
 def _summarise_pair(plan: EvaluationPlan, rates: Record, cells: dict[EvaluationCell, Record]) -> Record:
-    """One model under one perturbation: every grid at every budget."""
     options = plan.pair(rates["model"], rates["perturbation"])
     comparison = options.comparison(plan.resamples, plan.random_seed)
-    errors, box_errors = (
-        {float(name): np.asarray(values, dtype=np.float64) for name, values in rates[key].items()}
-        for key in ("errors", "box_errors")
-    )
+    errors, box_errors = read_errors(rates)
     n_techniques = len(comparison.chosen())
     complete, n_campaigns = _complete(rates, cells, comparison)
     comparison = replace(comparison, techniques=",".join(complete), campaigns=n_campaigns)
@@ -235,12 +211,12 @@ def _with_ratios(grid: Record, *, has_all: bool) -> Record:
     """A grid with the distinct faults of Themis relative to those of its rivals; all must have run for a best one."""
     found = {row["technique"]: row["total"]["distinct_faults"][0] for row in grid["rows"] if row["total"]}
     unknown = {} if has_all else {"best_rival": None, "over_best": None}
-    return {**grid, "ratios": {name: compare_faults(found, name) | unknown for name in THEMIS if name in found}}
+    return {**grid, "ratios": {name: compare_faults(found, name) | unknown for name in OURS if name in found}}
 
 
 def compare_faults(found: dict[str, float], name: str) -> Record:
     """The faults of a technique over those of the best other one, the mean of the four baselines, and random."""
-    rivals = {rival: count for rival, count in found.items() if rival not in THEMIS}
+    rivals = {rival: count for rival, count in found.items() if rival not in OURS}
     best = max(rivals, key=lambda rival: rivals[rival], default=None)
     four = [found[rival] for rival in BASELINES if rival in found]
     return {
@@ -312,7 +288,7 @@ def summarise_done(records: Iterable[Record], planned: Iterable[EvaluationCell])
                 "perturbation": perturbation,
                 "magnitudes": sorted({record["magnitude"] for own in techniques.values() for record in own}),
                 "techniques": rows,
-                "ratios": {name: compare_faults(found, name) for name in THEMIS if name in found},
+                "ratios": {name: compare_faults(found, name) for name in OURS if name in found},
             }
         )
     return summaries

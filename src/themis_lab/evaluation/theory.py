@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from themis.campaign.planning import is_little_left
+from themis.campaign.loop import is_little_left
 from themis.data.seeds import Seeds
 from themis.runs.analysis.groups import find_groups
 from themis.runs.run import Run
@@ -22,7 +22,7 @@ from themis_lab.techniques import PRESET
 
 Search = Callable[..., Run]
 """Runs a campaign with these seeds and options."""
-CLOSE = 0.10
+CLOSE_DEVIATION = 0.10
 """The paper's limit for the deviation of an inferred mean."""
 OTHER_SEED = 1000
 """Added to the random seed of the reference run, which shares no test with the campaigns that it is compared with."""
@@ -32,13 +32,20 @@ def check_theory(
     search: Search, seeds: Seeds, *, done_tests: int, reference_tests: int, seed_sets: int
 ) -> dict[str, Any]:
     """The record of a cell of the theory."""
-    reference = search(seeds, policy="scheduled", max_tests=reference_tests, shift=OTHER_SEED, **ENDLESS)
+    reference = search(seeds, policy="scheduled", max_tests=reference_tests, shift=OTHER_SEED, **BUDGET_ALONE)
     preset = search(seeds, preset="paper", max_tests=done_tests, round_size=None)
-    default = search(seeds, policy="scheduled", max_tests=done_tests, **ENDLESS)
+    default = search(seeds, policy="scheduled", max_tests=done_tests, **BUDGET_ALONE)
+    last, columns = reference.rounds[-1], reference.faults.columns if len(reference.faults) else {}
     return {
-        "reference": _describe_reference(reference),
-        "preset": _found_when(preset, reference, _first_covered(preset)),
-        "default": _found_when(default, reference, _first_covered(default)),
+        "reference": {
+            "tests": last.tests,
+            "distinct_faults": last.distinct_faults,
+            "failing_seeds": last.failing_seeds,
+            "groups": len(np.unique(find_groups(columns))) if columns else 0,
+            "seeds": reference.start.n_usable,
+        },
+        "preset": _found_when(preset, reference, first_covered(preset)),
+        "default": _found_when(default, reference, first_covered(default)),
         "rule": _found_when(default, reference, _first_enough(default, coverage=1.0)),
         "enough": _found_when(default, reference, _first_enough(default, coverage=0.0)),
         "stability": measure_stability(search, seeds, done_tests, seed_sets),
@@ -46,7 +53,7 @@ def check_theory(
     }
 
 
-ENDLESS: dict[str, Any] = {"coverage": None, "plateau": None}
+BUDGET_ALONE: dict[str, Any] = {"coverage": None, "plateau": None}
 """Only the budget stops a campaign."""
 WAYS_TO_STOP = {
     "preset": f"{PRESET} at 100%",
@@ -69,20 +76,7 @@ def count_reached(theory: list[dict[str, Any]], way: str) -> int:
     return sum(bool(record.get(way)) for record in theory)
 
 
-def _describe_reference(reference: Run) -> dict[str, Any]:
-    last = reference.rounds[-1]
-    columns = reference.faults.columns if len(reference.faults) else {}
-    n_groups = len(np.unique(find_groups(columns))) if columns else 0
-    return {
-        "tests": last.tests,
-        "distinct_faults": last.distinct_faults,
-        "failing_seeds": last.failing_seeds,
-        "groups": n_groups,
-        "seeds": reference.start.n_usable,
-    }
-
-
-def _first_covered(result: Run) -> int | None:
+def first_covered(result: Run) -> int | None:
     """The tests after which coverage first reached 100%; None if it did not."""
     return next((round.tests for round in result.rounds if round.coverage.sampled >= 1), None)
 
@@ -125,7 +119,6 @@ def _share(found: set[Any], known: set[Any]) -> float | None:
 
 
 def _share_of_groups(found: set[tuple[int, int]], reference: Run) -> float | None:
-    """The share of the groups of the reference run's faults of which at least one fault was found."""
     if not len(reference.faults):
         return None
     columns = reference.faults.columns
@@ -140,7 +133,7 @@ def measure_stability(search: Search, seeds: Seeds, n_tests: int, n_sets: int) -
     sets = [seeds[k::n_sets] for k in range(n_sets)]
     means = []
     for own in sets:
-        result = search(own, policy="random", max_tests=max(n_tests // n_sets, 1), uniform_share=1.0, **ENDLESS)
+        result = search(own, policy="random", max_tests=max(n_tests // n_sets, 1), uniform_share=1.0, **BUDGET_ALONE)
         assert result.posterior_means is not None  # the campaign has just been run
         means.append(result.posterior_means)
     return describe_deviations(np.stack(means)) | {"sets": n_sets, "tests": max(n_tests // n_sets, 1)}
@@ -154,7 +147,7 @@ def describe_deviations(means: NDArray[np.float64]) -> dict[str, Any]:
     whole = means.mean(1)
     return {
         "median_deviation": float(np.median(deviation)) if len(deviation) else None,
-        "within_10_percent": float((deviation <= CLOSE).mean()) if len(deviation) else None,
+        "within_10_percent": float((deviation <= CLOSE_DEVIATION).mean()) if len(deviation) else None,
         "model_deviation": float(np.abs(whole / whole.mean() - 1).max()) if whole.mean() > 0 else None,
         "neurons": int(moved.sum()),
     }

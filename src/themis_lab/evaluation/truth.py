@@ -10,21 +10,21 @@ import torch
 
 from themis.data.seeds import Seeds
 from themis.errors import DataError
-from themis.measure.tests import Bools, Floats, Ints, Results, Tests
+from themis.measure.tests import Bools, Floats, Ints
 from themis.perturb import Perturbation
-from themis.search import Policy, choose_policy
+from themis.search import choose_policy
 from themis.search.policy import Space
 from themis.target.target import AnyTarget
-from themis_lab.comparison.cells import CellRunner
+from themis_lab.comparison.cells import PASSES_ALONE, CellRunner, ErrorRates
 from themis_lab.comparison.plan import CampaignCell
-from themis_lab.comparison.rates import ErrorRates
+from themis_lab.contest.cells import record_tests
 from themis_lab.techniques import choose_technique
 from themis_lab.zoo import Mutant, MutantSet, find_killed, make_mutants
 
 Record = dict[str, Any]
 MAX_DIMENSIONS = 2
 """Of theta, if its failing values are mapped."""
-AT_ONCE = 1024
+MUTANT_BATCH = 1024
 """Tests that mutants are run on at a time."""
 
 
@@ -122,7 +122,7 @@ class GroundTruth:
         """The cells in which a technique finds faults of a mutant."""
         grid = self._grid(campaign.magnitude, n_cells)
         runner = self.runner.on(mutant.target)
-        result, _ = runner.search(campaign, max_passes=passes, max_tests=None, plateau=None, coverage=None)
+        result, _ = runner.search(campaign, max_passes=passes, **PASSES_ALONE)
         found: Ints = np.zeros((0, 2), dtype=np.int64)
         if len(result.faults):
             columns = result.faults.columns
@@ -137,8 +137,7 @@ class GroundTruth:
         """The mutants that the tests of a technique kill, and those that the clean seeds kill."""
         policy = choose_policy(choose_technique(campaign.technique).policy)
         recorded = record_tests(policy)
-        limits = {"max_passes": passes, "max_tests": None, "plateau": None, "coverage": None}
-        result, _ = self.runner.search(campaign, policy=policy, **limits)
+        result, _ = self.runner.search(campaign, policy=policy, max_passes=passes, **PASSES_ALONE)
         seeds, target, mutants = self.runner.seeds, self.runner.target, [one.target for one in self.mutants.kept]
         assert seeds.labels is not None  # mutants have been filtered by their accuracy
         inputs = seeds.take(torch.arange(len(seeds)))
@@ -146,9 +145,10 @@ class GroundTruth:
         killed = torch.zeros_like(clean)
         with target.opened():
             rates = ErrorRates(target, seeds, self.runner.perturbation.at(campaign.magnitude), 0)
-            for tests in recorded:
-                for first in range(0, len(tests), AT_ONCE):
-                    batch = tests[first : first + AT_ONCE]
+            for proposed, results in recorded:
+                tests = proposed[results.was_run]
+                for first in range(0, len(tests), MUTANT_BATCH):
+                    batch = tests[first : first + MUTANT_BATCH]
                     labels = seeds.labels[torch.from_numpy(batch.seed)]
                     killed |= find_killed(target, mutants, rates.inputs(batch), labels)
         return {
@@ -177,19 +177,6 @@ class GroundTruth:
             number = np.arange(n * len(centres))
             tests = space.tests(number, number // len(centres), np.tile(centres, (n, 1)), "grid")
             return rates.seed_id, rates.find_faults(tests).reshape(n, len(centres))
-
-
-def record_tests(policy: Policy) -> list[Tests]:
-    """A list to which every test that the policy observes is added, in the order in which they are run."""
-    recorded: list[Tests] = []
-    observe = policy.observe
-
-    def observe_and_record(tests: Tests, results: Results) -> None:
-        recorded.append(tests[results.was_run])
-        observe(tests, results)
-
-    policy.observe = observe_and_record  # type: ignore[method-assign]
-    return recorded
 
 
 def _describe_kills(killed: torch.Tensor, prefix: str) -> Record:

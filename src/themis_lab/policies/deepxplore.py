@@ -59,7 +59,6 @@ class DeepXplore(Paper):
         return chosen.fresh()
 
     def _check_rivals(self, target: AnyTarget, seeds: Seeds) -> None:
-        """Refuse models whose outputs do not match the target's."""
         inputs = seeds.take(torch.arange(min(2, len(seeds)))).to(target.device)
         with torch.no_grad():
             expected = list(target.forward(inputs).shape[1:])

@@ -1,28 +1,34 @@
-"""Targets and data of the zoo's entries, and whether they reach their published accuracy."""
+"""Targets and data of the zoo's entries, training them, and whether they reach their published accuracy."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from themis.data import Seeds
-from themis.data.datasets import data_folder
 from themis.errors import DataError, UsageError, nearest, warn
 from themis.target.activations import Granularity
 from themis.target.loaders import Trust, load_weights
 from themis.target.target import Target
-from themis_lab.zoo.entry import Entry
-from themis_lab.zoo.splits import SplitName
-from themis_lab.zoo.table import ZOO
+from themis_lab.zoo.datasets import data_folder
+from themis_lab.zoo.table import ZOO, Entry
+
+if TYPE_CHECKING:
+    from themis.data import Seeds
+    from themis_lab.zoo.table import Entry, TrainingRecipe
+
 
 RANDOM_SEED = 0
 """Seed of random weights, so that they are the same in every process."""
-BATCH = 100
+MEASURED_AT_ONCE = 100
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,7 @@ def load(
     if oracle == "auto":  # a net with random weights may answer nothing correctly
         oracle = "changed" if file is None and entry.metric == "accuracy" else entry.oracle
     preprocess = entry.normalise if entry.fit is None else entry.fit(folder_of(entry))
-    return Target(module, entry.bounds, preprocess, layers, neurons, oracle)
+    return Target(module, bounds=entry.bounds, preprocess=preprocess, layers=layers, neurons=neurons, oracle=oracle)
 
 
 def build(entry: Entry, random_seed: int = RANDOM_SEED) -> nn.Module:
@@ -104,10 +110,10 @@ def move(module: nn.Module, device: str | None) -> None:
         raise UsageError(f"--device must be available, but {device!r} is not: {reason}") from error
 
 
-def data(name: str, split: SplitName = "test") -> Seeds:
+def data(name: str, split: str = "test") -> Seeds:
     """The data of an entry, read from THEMIS_DATA."""
     entry = choose_entry(name)
-    seeds = entry.read(folder_of(entry), split)
+    seeds = entry.read(folder_of(entry), split=split)
     if not seeds.has_labels:
         raise DataError(
             f"the data of {name} must have labels, but there are none in {folder_of(entry)}: add the file of labels"
@@ -128,8 +134,8 @@ def measure(entry: Entry, target: Target, seeds: Seeds) -> MeasuredFigure:
     assert seeds.labels is not None  # the zoo's data has them
     total = 0.0
     with target.opened(), torch.no_grad():
-        for start in range(0, len(seeds), BATCH):
-            rows = torch.arange(start, min(start + BATCH, len(seeds)))
+        for start in range(0, len(seeds), MEASURED_AT_ONCE):
+            rows = torch.arange(start, min(start + MEASURED_AT_ONCE, len(seeds)))
             outputs, labels = target.forward(seeds.take(rows).to(target.device)).cpu(), seeds.labels[rows]
             if entry.metric == "mse":
                 total += float((outputs.squeeze(1).double() - labels).square().sum())
@@ -151,3 +157,83 @@ class Collection:
 
 
 collection = Collection()
+
+
+Log = Callable[[str], None]
+
+
+def train(
+    name: str,
+    *,
+    epochs: int | None = None,
+    random_seed: int = 0,
+    device: str | None = None,
+    log: Log = lambda text: None,
+) -> tuple[nn.Module, MeasuredFigure]:
+    """Train an entry from scratch; returns the net, on the CPU, and its accuracy or error on the test data."""
+    entry = choose_entry(name)
+    recipe = entry.recipe
+    if recipe is None:
+        raise UsageError(f"the zoo has no training data for {name}, only test pictures: train it elsewhere")
+    epochs = recipe.epochs if epochs is None else epochs
+    if epochs < 1:
+        raise UsageError(f"epochs must be 1 or more, got {epochs}")
+    seeds = data(name, "train").in_memory()
+    if len(seeds) < recipe.batch:
+        raise DataError(f"the training data must hold at least one batch of {recipe.batch} inputs, got {len(seeds)}")
+    module = build(entry, random_seed)
+    move(module, device)
+    preprocess = entry.normalise if entry.fit is None else entry.fit(folder_of(entry))
+    log(f"{entry.title}: {len(seeds):,} inputs, epochs: {epochs}, batches of {recipe.batch}")
+    _fit(entry, replace(recipe, epochs=epochs), module, preprocess, seeds, random_seed, log)
+    figure = measure(entry, Target(module, bounds=entry.bounds, preprocess=preprocess), data(name))
+    return module.cpu(), figure
+
+
+def _fit(
+    entry: Entry,
+    recipe: TrainingRecipe,
+    module: nn.Module,
+    preprocess: Callable[[Tensor], Tensor] | None,
+    seeds: Seeds,
+    random_seed: int,
+    log: Log,
+) -> None:
+    assert seeds.labels is not None  # the zoo's data has them
+    rng = torch.Generator().manual_seed(random_seed)
+    device = next(module.parameters()).device
+    n_batches = len(seeds) // recipe.batch  # a smaller last batch would disturb the batch normalisation
+    optimiser = _optimiser(recipe, module)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, recipe.max_rate, total_steps=recipe.epochs * n_batches)
+    module.train()
+    with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
+        torch.manual_seed(random_seed)  # for dropout
+        for epoch in range(1, recipe.epochs + 1):
+            start, total = perf_counter(), 0.0
+            for rows in torch.randperm(len(seeds), generator=rng)[: n_batches * recipe.batch].view(n_batches, -1):
+                inputs, labels = seeds.take(rows).to(device), seeds.labels[rows].to(device)
+                if recipe.augment is not None:
+                    inputs, labels = recipe.augment(inputs, labels, rng)
+                outputs = module(inputs if preprocess is None else preprocess(inputs))
+                optimiser.zero_grad()
+                loss = _loss(entry, recipe, outputs, labels)
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimiser.step()
+                schedule.step()
+                total += float(loss.detach())
+            log(f"epoch {epoch} of {recipe.epochs}: loss {total / n_batches:.4f}, {perf_counter() - start:.1f} s")
+    module.eval()
+
+
+def _optimiser(recipe: TrainingRecipe, module: nn.Module) -> torch.optim.Optimizer:
+    if recipe.optimiser == "sgd":
+        return torch.optim.SGD(
+            module.parameters(), recipe.max_rate, momentum=0.9, nesterov=True, weight_decay=recipe.weight_decay
+        )
+    return torch.optim.Adam(module.parameters(), recipe.max_rate, weight_decay=recipe.weight_decay)
+
+
+def _loss(entry: Entry, recipe: TrainingRecipe, outputs: Tensor, labels: Tensor) -> Tensor:
+    if entry.metric == "mse":
+        return F.mse_loss(outputs.squeeze(1), labels)
+    return F.cross_entropy(outputs, labels, label_smoothing=recipe.label_smoothing)

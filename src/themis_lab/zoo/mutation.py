@@ -1,4 +1,4 @@
-"""Mutation operators on trained models: copies in which weights, neurons or layers are changed.
+"""Mutants of trained models: operators that change weights, neurons or layers, and which mutants tests kill.
 
 The operators are those that DeepMutation (Ma et al., ISSRE 2018) defines on models. They need no training, so a mutant
 is made in no time; those on neurons and layers change the graph that torch.fx traces.
@@ -6,20 +6,25 @@ is made in no time; those on neurons and layers change the graph that torch.fx t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Generator, Tensor, fx, nn
 
+from themis.data.seeds import read_seeds
 from themis.errors import ModelError, UsageError, first_line, nearest
+from themis.options import check_count
 from themis.target.activations import ACTIVATION_NAMES, ACTIVATIONS
+from themis.target.alignment import align_seeds, align_target
+from themis.target.blackbox import as_target
+from themis.target.target import AnyTarget, Target
 
 RATIO = 0.01
 """Share of the weights or neurons that an operator changes; DeepMutation's."""
-SPREAD = 1.0
+FUZZ_SPREAD = 1.0
 """Standard deviation of the noise that GF adds, in those of the weights of a layer."""
 WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """Layers that have neurons: units of the first, channels of the others."""
@@ -58,7 +63,7 @@ def _fuzz_weights(model: nn.Module, ratio: float, rng: Generator) -> nn.Module:
     for layer, picked in _pick(layers, [layer.weight.numel() for layer in layers], ratio, rng):
         weights = layer.weight.view(-1)
         noise = torch.randn(len(picked), generator=rng).to(weights)
-        weights[picked.to(weights.device)] += SPREAD * weights.std(correction=0) * noise
+        weights[picked.to(weights.device)] += FUZZ_SPREAD * weights.std(correction=0) * noise
     return model
 
 
@@ -202,7 +207,6 @@ class _TracedLayer:
 
     @property
     def nodes(self) -> list[fx.Node]:
-        """All its nodes, in their order."""
         return [node for node in (self.node, self.normalisation, self.activation) if node is not None]
 
     @property
@@ -220,7 +224,6 @@ class _TracedLayer:
 
 
 def _weighted(model: nn.Module) -> list[Any]:
-    """The layers that have neurons."""
     layers = [module for module in model.modules() if isinstance(module, WEIGHTED)]
     if not layers:
         raise UsageError(
@@ -314,7 +317,6 @@ def _keeps_shape(module: Any) -> bool:
 
 
 def _module(node: fx.Node | None, traced: fx.GraphModule) -> nn.Module | None:
-    """The module that a node calls, if it calls one."""
     return traced.get_submodule(str(node.target)) if node is not None and node.op == "call_module" else None
 
 
@@ -337,3 +339,115 @@ def _insert_after(traced: fx.GraphModule, node: fx.Node, module: nn.Module) -> N
     with traced.graph.inserting_after(node):
         mutated = traced.graph.call_module(name, (node,))
     node.replace_all_uses_with(mutated, delete_user_cb=lambda user: user is not mutated)
+
+
+KEPT_ACCURACY = 0.9
+"""A mutant with less than this share of the model's accuracy is trivial: nearly every test kills it; DeepMutation's."""
+SCORED_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A mutated copy of a target, how it was made, and its accuracy on the data that it was filtered by."""
+
+    operator: str
+    random_seed: int
+    target: Target
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class MutantSet:
+    """The mutants that were kept, and why others were not."""
+
+    kept: tuple[Mutant, ...]
+    accuracy: float
+    """Of the model itself."""
+    trivial: dict[str, int]
+    """Mutants by operator that have lost more than a tenth of the accuracy."""
+    equivalent: dict[str, int]
+    """Mutants by operator whose scores equal those of the model, or of a mutant kept before, on all data."""
+    refused: dict[str, str]
+    """Operators that the model does not allow, with the reason."""
+
+
+def make_mutants(
+    target: Any,
+    data: Any,
+    *,
+    operators: Iterable[str] = tuple(MUTATIONS),
+    per_operator: int = 5,
+    ratio: float = RATIO,
+    random_seed: int = 0,
+) -> MutantSet:
+    """Mutate a classifier several times by each operator, and keep the mutants that are neither trivial nor equivalent.
+
+    A mutant is kept if it has at least 90% of the model's accuracy on the data, as in DeepMutation, and if its scores
+    differ from those of the model and of the other mutants. target: a `Target` or a model. data: labelled inputs, as
+    for `themis.run`, preferably test data.
+    """
+    check_count("per_operator", per_operator)
+    if not 0 < ratio <= 1:
+        raise UsageError(f"ratio must lie in (0, 1], got {ratio!r}")
+    target = as_target(target)
+    if not isinstance(target, Target):
+        raise UsageError(f"only a PyTorch model can be mutated, got a {type(target).__name__}")
+    seeds = align_seeds(target, read_seeds(data))
+    target = align_target(target, seeds)
+    if seeds.labels is None:
+        raise UsageError("mutants are kept by their accuracy, which needs labels: pass data as (inputs, labels)")
+    assert isinstance(target, Target)  # aligning changes its options only
+    inputs, labels = seeds.take(torch.arange(len(seeds))), seeds.labels
+    scores = run_scores(target, inputs)
+    if scores.ndim != 2 or scores.shape[1] < 2:
+        raise UsageError(
+            f"mutants are kept by their accuracy, which needs one score per class, got {list(scores.shape)}"
+        )
+    accuracy = _accuracy(scores, labels)
+    kept: list[Mutant] = []
+    trivial: dict[str, int] = {}
+    equivalent: dict[str, int] = {}
+    refused: dict[str, str] = {}
+    for operator in map(choose_mutation, operators):
+        known = [scores]
+        for number in range(random_seed, random_seed + per_operator):
+            try:
+                module = mutate(target.module, operator, ratio=ratio, random_seed=number)
+            except (ModelError, UsageError) as error:
+                refused[operator] = str(error)
+                break
+            mutant = replace(target, module=module)
+            mutated = run_scores(mutant, inputs)
+            if any(torch.equal(mutated, other) for other in known):
+                equivalent[operator] = equivalent.get(operator, 0) + 1
+            elif _accuracy(mutated, labels) < KEPT_ACCURACY * accuracy:
+                trivial[operator] = trivial.get(operator, 0) + 1
+            else:
+                known.append(mutated)
+                kept.append(Mutant(operator, number, mutant, _accuracy(mutated, labels)))
+    return MutantSet(tuple(kept), accuracy, trivial, equivalent, refused)
+
+
+def find_killed(target: AnyTarget, mutants: Sequence[AnyTarget], inputs: Tensor, labels: Tensor) -> Tensor:
+    """Which classes each mutant is killed for, bool `[mutants, classes]`; its mean is DeepMutation's mutation score.
+
+    A test kills a mutant for a class if it has this label, the target answers it correctly, and the mutant does not.
+    """
+    scores = run_scores(target, inputs)
+    labels = labels.to(scores.device).long()
+    is_correct = scores.argmax(1) == labels
+    killed = torch.zeros(len(mutants), scores.shape[1], dtype=torch.bool)
+    for number, mutant in enumerate(mutants):
+        is_killing = is_correct & (run_scores(mutant, inputs).argmax(1) != labels)
+        killed[number, labels[is_killing].cpu()] = True
+    return killed
+
+
+def run_scores(target: AnyTarget, inputs: Tensor) -> Tensor:
+    """The scores of a target on inputs, `[inputs, classes]`."""
+    with target.opened(), torch.no_grad():
+        return torch.cat([target.forward(batch.to(target.device)) for batch in torch.split(inputs, SCORED_AT_ONCE)])
+
+
+def _accuracy(scores: Tensor, labels: Tensor) -> float:
+    return float((scores.argmax(1) == labels.to(scores.device)).float().mean())

@@ -12,9 +12,8 @@ from themis.perturb import choose_perturbation
 from themis.perturb.context import Context
 from themis.perturb.perturbation import perturb
 from themis.search.policy import Space
-from themis_lab.comparison.cells import CellRunner, count_by_seed, last_rise
+from themis_lab.comparison.cells import BOX, CellRunner, ErrorRates, count_by_seed, last_rise
 from themis_lab.comparison.plan import CampaignCell, ComparisonPlan
-from themis_lab.comparison.rates import BOX, ErrorRates
 from themis_lab.executors import Failure, attempt
 
 

@@ -54,7 +54,7 @@ def childless():
 pytestmark = pytest.mark.xdist_group("compare_end_to_end")
 COMMAND = ["compare", "--model", "tiny_net:Net", "--data", "tiny_net:data", "--perturb", "gaussian"]
 SMALL = ["--techniques", "nc,scheduled", "--magnitudes", "0.1,0.3,0.8", "--max-passes", "400", "--campaigns", "2"]
-FILES = ("compare.json", "table.md", "totals-given.png", "faults-given.png", "correlation-given.png")
+FILES = ("compare.json", "table.md", "faults-given.png", "correlation-given.png")
 
 
 @pytest.fixture
@@ -83,7 +83,8 @@ def result(folder):
 
 
 def cells(folder):
-    return {str(each): timeless(json.loads(each.read_text())) for each in sorted(folder.glob("cells/*/*.json"))}
+    stored = {str(each): json.loads(each.read_text()) for each in sorted(folder.glob("cells/*/*.json"))}
+    return {name: timeless({**cell, "sha256": None}) for name, cell in stored.items()}
 
 
 def test_it_prints_tables_and_writes_everything(whole):
@@ -215,7 +216,6 @@ def test_a_worker_that_dies_costs_its_cell_and_the_others_continue(here, capsys)
     (here / "die").touch()
     assert main([*COMMAND, *SMALL, "--workers", "2", "--out", "out"]) == 3
     said = capsys.readouterr().out
-    assert "starting 2 workers" in said
     assert "failed: its process ended with exit code 9" in said
     found = result(here / "out")
     assert found["failed_cells"] == 1

@@ -10,14 +10,22 @@ import torch
 from themis.criteria.names import choose_criterion
 from themis.data.seeds import from_arrays
 from themis.errors import DataError, StoreError, UsageError
-from themis.experiments import ExperimentFolder, ExperimentPlan, JsonResults
+from themis.experiments import ExperimentFolder, ExperimentPlan
 from themis.perturb import choose_perturbation
 from themis.text import split_list
-from themis_lab.comparison.grid import fix_grid, largest_magnitude, list_grids, usual_magnitude
-from themis_lab.comparison.plan import FREE, CampaignCell, ComparisonPlan
-from themis_lab.comparison.rates import SHARES, split_seeds
+from themis_lab.comparison.cells import PART_SHARES, split_seeds
+from themis_lab.comparison.plan import (
+    FREE_IN_COMPARISON,
+    CampaignCell,
+    ComparisonPlan,
+    fix_grid,
+    largest_magnitude,
+    list_grids,
+    usual_magnitude,
+)
 from themis_lab.comparison.summary import baseline_indices
 from themis_lab.criteria import PAPER
+from themis_lab.executors import JsonResults
 from themis_lab.techniques import BASELINES, choose_technique
 
 
@@ -49,10 +57,10 @@ def test_a_technique_under_several_names_is_one():
 
 def test_the_baselines_have_the_settings_of_the_paper():
     assert {str(choose_criterion(each)) for each in PAPER.values()} == set(BASELINES)
-    assert baseline_indices(
-        list(ComparisonPlan(techniques="kmnc(k=100),nc(threshold=0.2),lsa,idc,nc,kmnc").chosen())
-    ) == [6, 7, 5, 4]
-    assert baseline_indices(list(ComparisonPlan(techniques="kmnc(k=100),lsa,idc,nc").chosen())) == []
+    plan = ComparisonPlan(techniques="kmnc(k=100),nc(threshold=0.2),lsa,idc,nc,kmnc")
+    assert baseline_indices([technique.name for technique in plan.chosen()]) == [6, 7, 5, 4]
+    plan = ComparisonPlan(techniques="kmnc(k=100),lsa,idc,nc")
+    assert baseline_indices([technique.name for technique in plan.chosen()]) == []
 
 
 @pytest.mark.parametrize(
@@ -199,7 +207,7 @@ def test_parts_share_no_seed_and_depend_on_the_seed_only():
     parts = split_seeds(seeds, 10_000, 10_000, 10_000)
     ids = [set(each.seed_id.tolist()) for each in (parts.search, parts.judge, parts.grid)]
     assert sum(map(len, ids)) == len(set.union(*ids)) == 1000
-    for found, share in zip(ids, SHARES.values(), strict=True):
+    for found, share in zip(ids, PART_SHARES.values(), strict=True):
         assert abs(len(found) / 1000 - share) < 0.05
     few = split_seeds(seeds[torch.arange(0, 1000, 2)], 50, 40, 30)
     small = [set(each.seed_id.tolist()) for each in (few.search, few.judge, few.grid)]
@@ -214,7 +222,7 @@ def test_too_little_data_is_refused():
 
 def planned(other=None, **options):
     record = {"plan": ComparisonPlan(**options).as_dict(), "perturbation": "gaussian", "model_sha256": "0" * 64}
-    return ExperimentPlan({**record, **(other or {})}, FREE)
+    return ExperimentPlan({**record, **(other or {})}, FREE_IN_COMPARISON)
 
 
 def test_a_folder_accepts_the_same_plan_and_refuses_another(tmp_path):
@@ -269,5 +277,10 @@ def test_failed_cells_run_again_and_damaged_files_are_named(tmp_path):
     path.write_text('{"tests": ')
     with pytest.raises(StoreError, match="remove it"):
         results.load(cells[2])
-    assert json.loads((tmp_path / "out" / "cells" / cells[0].file).read_text()) == {"tests": 5}
+    path = tmp_path / "out" / "cells" / cells[0].file
+    stored = json.loads(path.read_text())
+    for changed in ({**stored, "tests": 6}, {"tests": stored["tests"]}):  # another result, and one without a checksum
+        path.write_text(json.dumps(changed))
+        with pytest.raises(StoreError, match="it was changed or is that of another cell; remove it to create it again"):
+            results.load(cells[0])
     folder.close()

@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from themis.errors import StoreError
-from themis.report.table import format_count, format_estimate, format_value
+from themis.report.table import format_count
 from themis_lab.comparison.figures import draw_correlations, draw_faults
-from themis_lab.comparison.grid import Grid
-from themis_lab.comparison.plan import CampaignCell, ComparisonPlan
+from themis_lab.comparison.plan import CampaignCell, ComparisonPlan, Grid
+from themis_lab.comparison.statistics import format_estimate
 from themis_lab.comparison.summary import (
     Comparison,
     fault_table,
@@ -157,9 +157,6 @@ def test_a_lead_that_one_definition_shows_is_not_stated(plan):
     assert rows["scheduled"].r["distinct"][0] > 0.95 > -0.3 > rows["scheduled"].r_box["distinct"][0]
     assert rows["random"].r_box["distinct"][0] > 0.95 > -0.3 > rows["random"].r["distinct"][0]
     assert all(row.r_lead["over_rival"] != "ahead" for row in summary.rows)
-    text = " ".join(r_table(summary).notes)
-    assert "No technique is ahead of all others in r under both definitions" in text
-    assert "of scheduled at full strength and random over the whole range" in text
     leads = {row[0]: row[r_table(summary).columns.index("lead")] for row in r_table(summary).rows}
     assert "ahead" not in leads.values()
     plain = Comparison(plan, "gaussian", {}, (summary,), [], {}).as_dict()["grids"][0]
@@ -173,7 +170,6 @@ def test_a_lead_that_both_definitions_show_is_stated(plan):
     rows = {row.technique: row for row in summary.rows}
     assert rows["scheduled"].r_lead == {"over_rival": "ahead", "over_baselines": "ahead"}
     assert rows["random"].r_lead["over_rival"] == "behind"
-    assert "In r, scheduled is ahead of all others under both definitions." in " ".join(r_table(summary).notes)
 
 
 def test_each_definition_has_its_own_degenerate_mark(plan, counts, errors, tmp_path):
@@ -186,7 +182,6 @@ def test_each_definition_has_its_own_degenerate_mark(plan, counts, errors, tmp_p
         assert all(row.r_lead == {"over_rival": None, "over_baselines": None} for row in summary.rows)
         notes = r_table(summary).notes
         assert ["Degenerate" in note for note in notes[:2]] == [full is same, box is same]
-        assert "No lead in r is stated, because only one definition" in " ".join(notes)
         assert draw_correlations(summary, "title", tmp_path / "r.png")
         assert draw_faults(summary, "title", tmp_path / "f.png")
 
@@ -208,7 +203,6 @@ def test_no_technique_finds_a_fault(plan, counts, errors):
     summary = summarise(GRID, errors, errors, plan, records)
     assert all(row.total["over_rival"] is None and row.total["rivals"] == [] for row in summary.rows)
     assert all(row.r["rivals"] == [] for row in summary.rows)
-    assert "best rival is" not in " ".join(fault_table(summary).notes + r_table(summary).notes)
     assert len(fault_table(summary).rows) == len(r_table(summary).rows) == 7
 
 
@@ -236,7 +230,6 @@ def test_tables_explain_failures_stops_and_plateaus(plan, counts, errors):
     assert "50.0%*" in text
     assert "* Coverage did not rise in the last quarter of most campaigns: nc in 8 of 8." in text
     assert "The intervals tend to be too wide" in text
-    assert "The best rival is scheduled" in text
     assert len(comparison.failed) == comparison.as_dict()["failed_cells"] == 1
     order = [row[0] for row in fault_table(summary).rows]
     assert order[-1] == "kmnc"
@@ -273,7 +266,6 @@ def test_equal_rivals_are_all_named(plan, counts, errors):
     rows = {row.technique: row for row in summary.rows}
     assert rows["random"].total["rivals"] == ["nc", "kmnc"]
     assert rows["nc"].total["rivals"] == ["kmnc"]
-    assert "The best rivals are nc and kmnc, which are equal." in fault_table(summary).notes[0]
 
 
 def test_the_only_technique_with_faults_has_no_rival(plan, counts, errors):
@@ -342,5 +334,5 @@ def test_numbers_as_they_appear_in_tables():
     assert format_estimate([0.5, 0.25, 0.75], 2, signed=True) == "+0.50 (+0.25..+0.75)"
     assert format_estimate([0.5, None, None]) == "0.500"
     assert format_estimate([-0.0001, -0.5, 0.0001], signed=True) == "0.000 (-0.500..0.000)"
-    assert format_value([-0.0004, None, None]) == "0.000"
+    assert format_estimate([-0.0004, None, None]) == "0.000"
     assert format_estimate([None, None, None]) == format_estimate(None) == "-"

@@ -77,7 +77,7 @@ def test_chunks_of_neurons_give_the_same_result_as_all_at_once(kind, variant, ch
     whole = kind(variant=variant).fit([train])
     part = whole.fresh()
     expected = whole.update(tests)
-    monkeypatch.setattr(covering, "VALUES_AT_ONCE", chunk)
+    monkeypatch.setattr(covering, "NEURON_VALUES", chunk)
     assert torch.equal(part.update(tests), expected)
     assert torch.equal(part.state["covered"], whole.state["covered"])
     hits = whole.hits(whole.read(tests))

@@ -51,7 +51,7 @@ def test_it_agrees_with_keeping_tests_one_by_one(threshold):
 
 @pytest.mark.parametrize(("tests", "chunk"), [(1, 2**24), (4, 2**24), (1024, 1), (1024, 500), (7, 150)])
 def test_chunks_do_not_matter(monkeypatch, tests, chunk):
-    monkeypatch.setattr(cc, "TESTS_AT_ONCE", tests)
+    monkeypatch.setattr(cc, "COMPARED_TESTS", tests)
     monkeypatch.setattr(cc, "NUMBERS_AT_ONCE", chunk)
     layers = drawn()
     want, count = slow(layers, 3.0)
@@ -137,7 +137,7 @@ def test_layers_that_keep_different_numbers_of_tests():
 
 
 def test_keeping_too_much_is_rejected(monkeypatch):
-    monkeypatch.setattr(cc, "MAX_BYTES", 1000)
+    monkeypatch.setattr(cc, "MAX_KEPT_BYTES", 1000)
     criterion = CC()
     criterion.update(torch.arange(10.0)[:, None] * 10)
     with pytest.raises(UsageError, match="neurons='channel', a larger threshold"):

@@ -7,7 +7,7 @@ import torch
 
 from themis.errors import UsageError
 from themis_lab.criteria import DeepPath, NeuronPairs, choose_criterion
-from themis_lab.criteria.configurations import KINDS
+from themis_lab.criteria.configurations import PATH_KINDS
 
 inf, nan = float("inf"), float("nan")
 
@@ -54,7 +54,7 @@ def configurations(kind, n):
 
 
 CASES = [
-    *((DeepPath(kind, length), kind, list(paths((3, 4, 2), length))) for kind in KINDS for length in (2, 3)),
+    *((DeepPath(kind, length), kind, list(paths((3, 4, 2), length))) for kind in PATH_KINDS for length in (2, 3)),
     (DeepPath("oap", threshold=1.0), "oap", list(paths((3, 4, 2), 2))),
     (NeuronPairs(), "fsp", list(pairs((3, 4, 2)))),
     (NeuronPairs(threshold=1.0), "fsp", list(pairs((3, 4, 2)))),
@@ -89,7 +89,7 @@ def test_reference(criterion, kind, sets, seed, monkeypatch):
         before |= row
     items = c.items(c.read(tests))
     assert [int((row >= 0).sum()) for row in items] == [len(row) for row in rows]
-    monkeypatch.setattr("themis_lab.criteria.configurations.COMPARED_AT_ONCE", 5)
+    monkeypatch.setattr("themis_lab.criteria.tway.COMPARED_AT_ONCE", 5)
     assert halves.update(tests).tolist() == raised
     assert [bool(alone.update({name: v[t : t + 1] for name, v in tests.items()})) for t in range(40)] == raised
     assert c.score() == halves.score() == alone.score()
@@ -130,7 +130,7 @@ def test_specifications_are_read_and_written():
         (lambda: DeepPath("all"), "path: kind must be one of sap, oap, fsp, got 'all'"),
         (lambda: DeepPath(length=1), "path: length must be 2 to 5, got 1"),
         (lambda: DeepPath(length=4).update(draw(0)), "length must be at most the number of layers, got 4 for 3"),
-        (lambda: NeuronPairs(max_neurons=1), "pairs: max_neurons must be at least 2, got 1"),
+        (lambda: NeuronPairs(max_neurons=1), "pairs: max_neurons must be a whole number of at least 2, got 1"),
         (
             lambda: DeepPath("fsp", 5, max_neurons=60).update({str(k): torch.rand(1, 60) for k in range(5)}),
             r"path: there must be at most 2\^28 configurations, got",

@@ -40,7 +40,7 @@ def test_a_captured_pass_is_read_like_a_plain_one(spec):
     pictures = torch.rand(3, 64, 1, 28, 28, generator=torch.Generator().manual_seed(0)).cuda()
     layers = target.find_layers(pictures[0, 0])
     by_name = {layer.name: layer for layer in layers}
-    captured, plain = (View.of(criterion, target, layers, pictures[0, 0]) for _ in range(2))
+    captured, plain = (View(criterion, target, layers, pictures[0, 0]) for _ in range(2))
 
     def run(view, inputs):
         view.begin(len(inputs), inputs.device, torch.float32)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from themis.criteria.readings import as_neurons
+from themis.criteria.criterion import as_neurons
 from themis.errors import DataError, UsageError
 from themis_lab.criteria import KMNC, NC, Batch, Laws
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from kernels import DEVICE, HAS_GPU, needs_gpu, needs_triton
 
-from themis.criteria.readings import Layout
+from themis.criteria.criterion import Layout
 from themis_lab.criteria import NC, Readings, kernels_cuda
 from themis_lab.criteria.boundary import NBC, SNAC
 from themis_lab.criteria.nc import row_range, scale_rows
@@ -16,7 +16,6 @@ CHECKS = [
     kernels_cuda.can_scale_rows,
     kernels_cuda.can_cover_sections,
     kernels_cuda.can_top_neurons,
-    kernels_cuda.can_hash_patterns,
     kernels_cuda.can_converge,
 ]
 
@@ -95,11 +94,3 @@ def test_ranks(widths, k):
     here = top_neurons(Readings(values, layout), k)
     assert torch.equal(there[0].cpu(), here[0])
     assert torch.equal(there[1].cpu(), here[1])
-
-
-@pytest.mark.parametrize("k", [1, 3, 50, 1000])
-@pytest.mark.parametrize("factor", [0, 1000])
-def test_hashing(k, factor):
-    top = torch.randint(-1, 100_000, (33, 7, k), generator=torch.Generator().manual_seed(k))
-    expected = kernels_cuda.sum_hashes_in_torch(top, factor)
-    assert torch.equal(kernels_cuda.hash_patterns(top.to(DEVICE), factor).cpu(), expected)

@@ -122,7 +122,7 @@ def test_subnormal_ranges(rule):
 @needs_c
 @pytest.mark.parametrize("n", [1, 127, 128, 129, 5000])
 def test_every_strip_and_every_chunk(n, monkeypatch):
-    monkeypatch.setattr(covering, "VALUES_AT_ONCE", 1000)
+    monkeypatch.setattr(covering, "NEURON_VALUES", 1000)
     low, high, values = example(9, n)
     sections = made(low, high, 50, "int")
     by_c, by_torch = no_bits(n, 50, low.device), no_bits(n, 50, low.device)

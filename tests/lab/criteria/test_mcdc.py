@@ -5,9 +5,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from themis.criteria.readings import Batch
+from themis.criteria.criterion import Batch
 from themis.errors import UsageError
-from themis_lab.criteria.mcdc import KINDS, MCDC
+from themis_lab.criteria.mcdc import MCDC, MCDC_KINDS
 
 inf, nan = float("inf"), float("nan")
 
@@ -61,7 +61,7 @@ def draw(seed, n=60, widths=(3, 4, 2)):
     return tests, clean
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MCDC_KINDS)
 @pytest.mark.parametrize("seed", range(3))
 def test_reference(kind, seed, monkeypatch):
     tests, clean = draw(seed)
@@ -122,7 +122,7 @@ def test_small_cases_worked_out_by_hand(kind, test, clean, n):
     assert c.score() == n / 4
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MCDC_KINDS)
 def test_layers_of_equal_width_and_of_one_neuron(kind):
     tests, clean = draw(8, n=80, widths=(3, 3, 3, 1, 5, 1))
     rows = covered(kind, tests, clean)
@@ -141,7 +141,7 @@ def test_layers_of_equal_width_and_of_one_neuron(kind):
 
 def test_same_input_covers_nothing():
     tests, _ = draw(0)
-    for kind in KINDS:
+    for kind in MCDC_KINDS:
         c = MCDC(kind)
         assert not c.update(tests, clean=tests).any()
         assert c.score() == 0

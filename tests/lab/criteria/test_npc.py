@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from themis import BlackBox, Target
-from themis.criteria.readings import Batch
+from themis.criteria.criterion import Batch
 from themis.errors import DataError, ModelError, UsageError
 from themis_lab.criteria.npc import NPC, clusters, contributions, critical
 
@@ -98,7 +98,7 @@ def test_blocks_give_the_same_result_as_the_whole(monkeypatch):
     c, _, _ = fitted()
     tests, predicted = draw(30, 1)
     items = c.items(c.read(Batch(tests, predicted=predicted)))
-    monkeypatch.setattr("themis_lab.criteria.npc.BLOCK", 50)
+    monkeypatch.setattr("themis_lab.criteria.npc.COMPARED_NEURONS", 50)
     assert torch.equal(items, c.items(c.read(Batch(tests, predicted=predicted))))
 
 
@@ -244,8 +244,8 @@ def test_fitted_and_updated_with_contributions():
     [
         (lambda: NPC(alpha=0.0), "alpha must be above 0"),
         (lambda: NPC(beta=1.5), "beta must be above 0"),
-        (lambda: NPC(paths=0), "paths must be at least 1"),
-        (lambda: NPC(buckets=0), "buckets must be at least 1"),
+        (lambda: NPC(paths=0), "paths must be a whole number of at least 1"),
+        (lambda: NPC(buckets=0), "buckets must be a whole number of at least 1"),
         (lambda: NPC().fit([torch.ones(2, 3)]), "predicted="),
         (lambda: NPC().prepare(Target(nets.Hand()), torch.ones(1, 2), None), "contributions\\(target, inputs\\)"),
         (lambda: contributions(BlackBox(lambda x: x), torch.ones(2, 3)), "has none"),

@@ -11,7 +11,7 @@ from kernels import DEVICE, HAS_GPU, needs_triton
 from scipy.stats import chi2
 
 from themis.compute.native import library
-from themis.criteria.readings import Layout, Readings
+from themis.criteria.criterion import Layout, Readings
 from themis.errors import UsageError
 from themis.judge.coverage import Rule, Sample, cover
 from themis.measure.moments import Moments
@@ -137,7 +137,7 @@ def test_the_results_are_the_same_without_c(cells, monkeypatch):
     plain, blocks = SCC(TOLERANCE), SCC(TOLERANCE)
     raised = plain.update(values, clean=clean)
     monkeypatch.setattr("themis.compute.native.library_for", lambda _: None)
-    monkeypatch.setattr(scc, "CELLS_AT_ONCE", cells)
+    monkeypatch.setattr(scc, "SENSITIVITIES_AT_ONCE", cells)
     assert blocks.update(values, clean=clean).equal(raised)
     assert all(each.equal(blocks.state[name]) for name, each in plain.state.items())
 
@@ -304,7 +304,7 @@ def rates_by_hand(batch, seed):
     """Acceptance rates, a neuron and a step at a time, with the same random numbers."""
     generator = torch.Generator().manual_seed(seed)
     draws = []
-    for _ in range(scc.STEPS):
+    for _ in range(scc.CHAIN_STEPS):
         draws.append((torch.rand(batch.shape, generator=generator), torch.rand(batch.shape[1], generator=generator)))
     rates = []
     for neuron in range(batch.shape[1]):
@@ -313,14 +313,14 @@ def rates_by_hand(batch, seed):
             proposed = at + width * (steps[:, neuron].numpy() - np.float32(0.5))
             if chances[neuron].item() < min(1, np.exp(-0.5 * (proposed**2).sum() + 0.5 * (at**2).sum())):
                 at, accepted = proposed, accepted + 1
-        rates.append(accepted / scc.STEPS)
+        rates.append(accepted / scc.CHAIN_STEPS)
     return rates
 
 
 def test_mindarmour_against_a_slow_chain(monkeypatch):
-    monkeypatch.setattr(scc, "STEPS", 100)
+    monkeypatch.setattr(scc, "CHAIN_STEPS", 100)
     torch.manual_seed(0)
-    moved = torch.rand(scc.BATCH, 6) * torch.tensor([0.0, 0.1, 0.5, 1.0, 2.0, 4.0])
+    moved = torch.rand(scc.CHAIN_BATCH, 6) * torch.tensor([0.0, 0.1, 0.5, 1.0, 2.0, 4.0])
     rates = scc._acceptance(moved, 5)
     assert rates.tolist() == pytest.approx(
         rates_by_hand(moved, 5), abs=0.011
@@ -336,7 +336,7 @@ def test_mindarmour_takes_the_most_moved_neurons_of_each_layer(monkeypatch):
 
 
 def test_mindarmour_counts_full_batches(monkeypatch):
-    monkeypatch.setattr(scc, "STEPS", 50)
+    monkeypatch.setattr(scc, "CHAIN_STEPS", 50)
     torch.manual_seed(0)
     clean = torch.zeros(100, 8)
     values = torch.rand(100, 8) * torch.tensor([0.1, 0.2, 0.3, 0.4, 1.0, 2.0, 3.0, 4.0])

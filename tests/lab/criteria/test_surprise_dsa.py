@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from themis.criteria.readings import Batch
+from themis.criteria.criterion import Batch
 from themis.errors import DataError, UsageError
 from themis_lab.criteria.surprise import DSA, evenly_spaced
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.spatial.distance import mahalanobis
 
-from themis.criteria.readings import Batch
+from themis.criteria.criterion import Batch
 from themis.errors import UsageError
 from themis_lab.criteria.surprise import MDSA
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from themis.criteria.readings import Layout, Readings
+from themis.criteria.criterion import Layout, Readings
 from themis_lab.criteria import topk
 from themis_lab.criteria.topk import most_active, top_neurons
 
@@ -44,12 +44,12 @@ def test_a_wide_layer(n, share, kind):
 
 @given(st.lists(st.sampled_from([0.0, -0.0, 1.0, 2.0, math.nan, math.inf, -math.inf]), min_size=8, max_size=40))
 def test_blocks_of_any_values(row):
-    before, topk.BLOCK = topk.BLOCK, 2
+    before, topk.BLOCK_NEURONS = topk.BLOCK_NEURONS, 2
     try:
         for k in (1, 2, 3):
             assert most_active(torch.tensor([row]), k).tolist() == [ranked(row, k)]
     finally:
-        topk.BLOCK = before
+        topk.BLOCK_NEURONS = before
 
 
 @pytest.mark.parametrize("widths", [(5,), (3, 3, 3, 8, 8, 3), (2, 700, 700, 1)])

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from themis.errors import UsageError
 from themis_lab.criteria.covering import add_keys, has_keys
-from themis_lab.criteria.kernels_cuda import mix_bits
-from themis_lab.criteria.topk import TKNC, TKNP, most_active
+from themis_lab.criteria.topk import TKNC, TKNP, mix_bits, most_active
 
 
 def ranked(row, k):

@@ -78,7 +78,7 @@ def test_spans_of_equal_layers(t, max_neurons, monkeypatch):
     assert raised.tolist() == [
         bool(alone.update({name: each[k : k + 1] for name, each in tests.items()})) for k in range(7)
     ]
-    monkeypatch.setattr("themis_lab.criteria.tway.CELLS_AT_ONCE", 1)  # a layer at a time
+    monkeypatch.setattr("themis_lab.criteria.tway.MATRIX_CELLS", 1)  # a layer at a time
     assert parts.update(tests).equal(raised)
     assert parts.state["bits"].equal(whole.state["bits"])
     items = whole.items(whole.read(tests))

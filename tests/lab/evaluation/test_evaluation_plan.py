@@ -7,11 +7,8 @@ import pytest
 from themis import UsageError
 from themis.cli.options import as_yaml
 from themis_lab.evaluation.api import list_cells
-from themis_lab.evaluation.forecast import expect_rates, forecast
-from themis_lab.evaluation.paper import MODELS, paper_plan
-from themis_lab.evaluation.plan import CAMPAIGNS, DONE, RATES, RETRAINING, EvaluationPlan, PairOptions
-from themis_lab.evaluation.smoke import smoke_plan
-from themis_lab.evaluation.variants import VARIANTS
+from themis_lab.evaluation.plan import VARIANTS, EvaluationPlan, Kind, PairOptions
+from themis_lab.evaluation.plans import MODELS, paper_plan, smoke_plan
 from themis_lab.zoo import ZOO
 
 SMALL = {"models": ["lenet5-mnist", "mlp-pdf"], "perturbations": ["gaussian", "fgsm"], "passes": 700}
@@ -60,30 +57,29 @@ def test_only_options_that_decide_a_cell_make_another_of_it():
     def files(kind, **changes):
         return EvaluationPlan.of({**SMALL, **changes}).cell(kind, "mlp-pdf", "fgsm", "nc").file
 
-    assert files(CAMPAIGNS) == files(CAMPAIGNS, campaigns=9, techniques="lsa", done_tests=3, device="cuda")
-    assert len({files(CAMPAIGNS), files(CAMPAIGNS, passes=701), files(CAMPAIGNS, seeds=7), files(RATES)}) == 4
-    assert files(RATES) == files(RATES, passes=701)
-    assert files(RATES) != files(RATES, magnitudes="paper")
+    assert files(Kind.CAMPAIGNS) == files(Kind.CAMPAIGNS, campaigns=9, techniques="lsa", done_tests=3, device="cuda")
+    assert (
+        len(
+            {
+                files(Kind.CAMPAIGNS),
+                files(Kind.CAMPAIGNS, passes=701),
+                files(Kind.CAMPAIGNS, seeds=7),
+                files(Kind.RATES),
+            }
+        )
+        == 4
+    )
+    assert files(Kind.RATES) == files(Kind.RATES, passes=701)
+    assert files(Kind.RATES) != files(Kind.RATES, magnitudes="paper")
 
 
 def test_passes_of_techniques_that_retrain_make_other_cells_of_retraining_alone():
     def files(kind, **changes):
         return EvaluationPlan.of({**SMALL, **changes}).cell(kind, "mlp-pdf", "fgsm").file
 
-    assert files(RETRAINING) != files(RETRAINING, retrain_passes=901)
-    assert files(RETRAINING, passes=901) == files(RETRAINING, retrain_passes=901)
-    assert files(CAMPAIGNS) == files(CAMPAIGNS, retrain_passes=901)
-
-
-def test_a_forecast_counts_ten_magnitudes_for_a_grid_and_leaves_out_what_cannot_be_run():
-    values = {"perturbations": ["gaussian"], "techniques": "scheduled", "questions": "faults", "campaigns": 2}
-    budget = {"passes": 100, "tests": 1000, "seeds": 50}
-    plan = EvaluationPlan.of({"models": ["lenet5-mnist"], **values, **budget})
-    cells = list_cells(plan, expect_rates(plan, plan.pairs()))
-    assert len(cells) == 3 * (5 + 10) * 2  # random and corners take part
-    assert "up to 90 campaigns with 94,500 passes in all. On one core" in forecast(plan, cells)  # 50 + 1,000 each
-    without = EvaluationPlan.of({"models": ["lenet5-mnist"], **values, "perturbations": ["fog", "gausian"]})
-    assert not expect_rates(without, without.pairs())  # the paper has no magnitudes for the one
+    assert files(Kind.RETRAINING) != files(Kind.RETRAINING, retrain_passes=901)
+    assert files(Kind.RETRAINING, passes=901) == files(Kind.RETRAINING, retrain_passes=901)
+    assert files(Kind.CAMPAIGNS) == files(Kind.CAMPAIGNS, retrain_passes=901)
 
 
 def test_a_plan_is_restricted_to_some_models_and_perturbations():
@@ -128,12 +124,12 @@ def test_a_file_that_is_no_plan(text, message, tmp_path):
 
 def test_cells_end_with_the_second_campaigns_and_begin_with_faults_under_the_first_perturbation():
     plan = EvaluationPlan.of({**SMALL, "campaigns": 2, "techniques": "scheduled", "questions": "faults,done"})
-    rates = {plan.cell(RATES, *pair): {"grids": [{"name": "grid", "magnitudes": [0.1]}]} for pair in plan.pairs()}
+    rates = {plan.cell(Kind.RATES, *pair): {"grids": [{"name": "grid", "magnitudes": [0.1]}]} for pair in plan.pairs()}
     cells = [(cell.campaign, cell.kind, cell.perturbation, cell.model) for cell in list_cells(plan, rates)]
     assert list(dict.fromkeys(cells)) == [
         (campaign, kind, perturbation, model)
         for campaign in (0, 1)
-        for kind in (CAMPAIGNS, DONE)
+        for kind in (Kind.CAMPAIGNS, Kind.DONE)
         for perturbation in ("gaussian", "fgsm")
         for model in ("lenet5-mnist", "mlp-pdf")
     ]
@@ -143,7 +139,9 @@ def test_the_theory_and_the_variants_have_all_campaigns_and_the_first_ones_are_t
     def cells_of(campaigns):
         options = {"campaigns": campaigns, "variants": "paper,sample-50", "questions": "theory,variants"}
         plan = EvaluationPlan.of({**SMALL, **options})
-        rates = {plan.cell(RATES, *pair): {"grids": [{"name": "grid", "magnitudes": [0.1]}]} for pair in plan.pairs()}
+        rates = {
+            plan.cell(Kind.RATES, *pair): {"grids": [{"name": "grid", "magnitudes": [0.1]}]} for pair in plan.pairs()
+        }
         return list_cells(plan, rates)
 
     one, three = cells_of(1), cells_of(3)

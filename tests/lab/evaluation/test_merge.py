@@ -1,22 +1,24 @@
 """A part of an evaluation that was run elsewhere, merged into stored results: as if all had been run at once."""
 
+import importlib.util
 import json
 import shutil
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from themis.errors import UsageError
 from themis_lab.evaluation.api import evaluate
-from themis_lab.evaluation.merge import merge_evaluations
 from themis_lab.evaluation.page import evaluation_page, opening
 from themis_lab.evaluation.plan import EvaluationPlan
-from themis_lab.evaluation.smoke import smoke_plan
+from themis_lab.evaluation.plans import smoke_plan
 from themis_lab.evaluation.summary import Evaluation
-from themis_lab.evaluation.variant_tables import variant_tables
+from themis_lab.evaluation.tables import variant_tables
 
 pytestmark = pytest.mark.xdist_group("merge")
+SCRIPT = Path(__file__).parents[3] / "benchmarks" / "merging.py"
 ELSEWHERE = {"python": "3.12.3", "torch": "2.11.0"}
 PLAN = EvaluationPlan.of(
     {
@@ -26,6 +28,13 @@ PLAN = EvaluationPlan.of(
         "exceptions": {"fgsm": {"questions": "faults,done,theory"}},
     }
 )
+
+
+def merge_evaluations(*arguments):
+    spec = importlib.util.spec_from_file_location("merging", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.merge_evaluations(*arguments)
 
 
 @pytest.fixture(scope="module")

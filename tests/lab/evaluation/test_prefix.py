@@ -7,7 +7,7 @@ from torch import nn
 import themis
 from themis_lab.comparison.cells import describe_campaign
 from themis_lab.comparison.plan import CampaignCell
-from themis_lab.evaluation.prefix import count_passes, count_tests, describe_prefix
+from themis_lab.evaluation.cells import count_passes, count_tests, describe_prefix
 
 CELL = CampaignCell("scheduled", 0.5, 0)
 COUNTS = ("tests", "passes", "faults", "distinct_faults", "failing_seeds", "coverage", "by_seed")

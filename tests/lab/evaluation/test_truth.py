@@ -12,13 +12,13 @@ from themis.search import choose_policy
 from themis.target.blackbox import as_target
 from themis_lab.comparison.cells import CellRunner
 from themis_lab.comparison.plan import CampaignCell, ComparisonPlan
+from themis_lab.contest.cells import record_tests
 from themis_lab.evaluation.truth import (
     GroundTruth,
     ThetaGrid,
     can_be_mapped,
     describe_map,
     measure_recall,
-    record_tests,
     summarise_truth,
 )
 
@@ -121,9 +121,9 @@ def test_recording_tests_changes_nothing(technique, truth):
     recorded = record_tests(policy)
     watched = truth.runner.search(campaign, policy=policy, **limits)[0]
     assert watched.faults.columns["id"].tolist() == plain.faults.columns["id"].tolist()
-    number = np.concatenate([tests.number for tests in recorded])
+    number = np.concatenate([tests.number[results.was_run] for tests, results in recorded])
     assert number.tolist() == list(range(200))
-    theta = np.concatenate([tests.theta for tests in recorded])
+    theta = np.concatenate([tests.theta[results.was_run] for tests, results in recorded])
     assert np.array_equal(theta[plain.faults.columns["id"]], plain.faults.columns["theta"])
 
 

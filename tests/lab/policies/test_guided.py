@@ -12,8 +12,8 @@ from torch import nn
 import themis
 from themis import Callback, DataError, Target, UsageError
 from themis.cli import main
-from themis.criteria.fitting import activations, fit_to
 from themis.criteria.names import choose_criterion
+from themis.criteria.view import activations, fit_to
 from themis.measure.runner import TestRunner
 from themis.measure.tests import Results
 from themis.runs.store.reader import Reader

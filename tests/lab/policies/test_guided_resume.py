@@ -8,10 +8,10 @@ import torch
 from guided import QUICK, SPECS, Seen, labelled
 
 import themis
-import themis.campaign.judging as judging
+import themis.campaign.loop as judging
 from themis import DataError, ModelError, Target, UsageError
-from themis.criteria.fitting import fit_to
 from themis.criteria.names import choose_criterion
+from themis.criteria.view import fit_to
 from themis.measure.runner import TestRunner
 from themis_lab.criteria import NC
 
@@ -83,7 +83,7 @@ def test_an_interrupt_while_judging_changes_nothing(net, data, spec, tmp_path, m
 def test_a_criterion_built_in_python_must_be_passed_again(net, data, tmp_path, interrupted):
     interrupted(2)
     themis.run(net, data, "gaussian", criterion=NC(0.7), out=tmp_path, **QUICK)
-    with pytest.raises(UsageError, match=r"<NC\(.*threshold=0.7\)> was created in Python: pass the same one"):
+    with pytest.raises(UsageError, match=r"<nc\(threshold=0.7\)> was created in Python: pass the same one"):
         themis.resume(tmp_path, net, data)
     with pytest.raises(UsageError, match="criterion must be the run's"):
         themis.resume(tmp_path, net, data, criterion=NC(0.6))

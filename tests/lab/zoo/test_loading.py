@@ -11,7 +11,7 @@ from zoo_folders import write_drebin, write_imagenet, write_mnist, write_pdf, wr
 import themis
 from themis.errors import DataError, ModelError, UsageError
 from themis_lab.zoo import ZOO, PublishedFigure, data, find_weights, load, loading, verify
-from themis_lab.zoo.splits import FeatureAxes, StandardPdf
+from themis_lab.zoo.datasets import FeatureAxes, StandardPdf
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_weights_of_another_net_are_refused(root):
 
 
 def test_a_missing_weights_file_is_refused(root):
-    with pytest.raises(DataError, match=r"nowhere.pt does not"):
+    with pytest.raises(DataError, match=r"nowhere.pt is not a file"):
         load("lenet5-mnist", "nowhere.pt")
 
 

@@ -9,8 +9,8 @@ from zoo_folders import write_drebin, write_mnist, write_udacity
 from themis.data import read_seeds
 from themis.errors import DataError, UsageError
 from themis_lab.zoo import ZOO
-from themis_lab.zoo.augment import mirror_and_light, shift_and_mirror
-from themis_lab.zoo.training import train
+from themis_lab.zoo.loading import train
+from themis_lab.zoo.table import mirror_and_light, shift_and_mirror
 
 
 @pytest.fixture
