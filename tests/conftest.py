@@ -1,8 +1,8 @@
 """Shared by all tests: one thread per process, so that the threads of two workers do not compete.
 
 Random numbers are seeded before each test, so that it does not matter which tests ran before in the same process.
-portable.py sets the variables THEMIS_TEST_THREADS, another number of threads, and THEMIS_TEST_OFFSETS, which has models
-read their inputs at odd addresses.
+portable.py sets the variables THEMIS_TEST_THREADS, another number of threads, THEMIS_TEST_OFFSETS, which has models
+read their inputs at odd addresses, and THEMIS_TEST_ROUNDING, which changes the last bits of initial weights.
 
 Tests run in parallel with `--dist loadgroup`. A module whose tests share an expensive fixture says so with
 `pytestmark = pytest.mark.xdist_group(...)`: all tests of a group run on one worker, which makes the fixture once.
@@ -27,8 +27,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # the key that signs runs is not th
     if os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 4 << 30:
         # Themis syncs what it stores: in memory that takes no time, on a disk more than many a test.
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a shell
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:  # started in the background of a shell, or by nohup
+        signal.signal(number, handler)
 # The first call of a kernel may be slow, and a busy machine may stop a test for a while. Examples are always the same.
 hypothesis.settings.register_profile(
     "themis", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -38,6 +39,10 @@ if "THEMIS_TEST_OFFSETS" in os.environ:
     from offsets import shift_inputs
 
     shift_inputs()
+if "THEMIS_TEST_ROUNDING" in os.environ:
+    from rounding import round_initial_weights_otherwise
+
+    round_initial_weights_otherwise()
 
 
 def _seed():
@@ -90,8 +95,8 @@ def trained(tmp_path_factory):
 @pytest.fixture(scope="module")
 def few_held_out_tests():
     """Let trainings measure a tenth of the usual tests at every epoch and share: enough for all but their results."""
-    from themis.retraining import batches
+    from themis.retraining import frontier
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batches, "MAX_TESTS", 200)
+        patch.setattr(frontier, "MAX_TESTS", 200)
         yield

@@ -12,7 +12,7 @@ from user_module import go_to
 
 import themis
 from themis.cli import main
-from themis.target.diagnose import warn_of_batch_dependence
+from themis.target.diagnose import warn_of_chance
 
 MODULE = """
 import torch
@@ -70,13 +70,13 @@ def test_the_command_line_prints_a_warning_even_if_code_of_the_user_causes_it(tm
 
 
 def test_a_warning_in_a_thread_of_themis_points_at_its_function():
-    with ThreadPoolExecutor(1) as pool, pytest.warns(RuntimeWarning, match="other inputs of its batch") as caught:
-        pool.submit(warn_of_batch_dependence, 0.5).result()
-    assert caught[0].filename == warn_of_batch_dependence.__code__.co_filename
+    with ThreadPoolExecutor(1) as pool, pytest.warns(RuntimeWarning, match="no more often than by chance") as caught:
+        pool.submit(warn_of_chance, 0.1, 100, 10).result()
+    assert caught[0].filename == warn_of_chance.__code__.co_filename
 
 
 def test_a_warning_is_shown_once_per_line(recwarn):
     for _ in range(3):
-        warn_of_batch_dependence(0.5)
-    warn_of_batch_dependence(0.5)
+        warn_of_chance(0.1, 100, 10)
+    warn_of_chance(0.1, 100, 10)
     assert len(recwarn) == 2

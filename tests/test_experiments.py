@@ -6,8 +6,8 @@ import pytest
 from number_cells import NumberCell, Squares, unprepared
 
 from themis.errors import ModelError, StoreError, UsageError
-from themis.experiments import ExperimentFolder, ExperimentPlan, JsonResults, Listener, is_plan, run_cells
-from themis_lab.executors import Failure, ProcessExecutor, SerialExecutor
+from themis.experiments import ExperimentFolder, ExperimentPlan, Listener, is_plan
+from themis_lab.executors import CellKind, Failure, JsonResults, ProcessExecutor, SerialExecutor, run_cells
 
 CELLS = [NumberCell(number) for number in (3, 1, 4, 15, 9, 2)]
 EXECUTORS = {"serial": SerialExecutor(), "processes": ProcessExecutor(2)}
@@ -33,14 +33,13 @@ def folder(tmp_path):
     folder.close()
 
 
-def run(folder, prepare, cells=CELLS, **options):
-    return run_cells(
-        cells,
-        prepare,
-        results=JsonResults(folder),
-        describe=lambda cell, result: f"{cell}: {result['square']}",
-        **{"failed": lambda cell, reason: {"number": cell.number, "error": reason}, **options},
-    )
+def failed(cell, reason):
+    return {"number": cell.number, "error": reason}
+
+
+def run(folder, prepare, cells=CELLS, *, failed=failed, noun="cell", **options):
+    kind = CellKind(noun, lambda cell, result: f"{cell}: {result['square']}", failed)
+    return run_cells(cells, prepare, results=JsonResults(folder), kind=kind, **options)
 
 
 def calls(tmp_path):
@@ -56,7 +55,9 @@ def test_results_do_not_depend_on_the_executor(folder, tmp_path, executor):
     assert [end.n_done for end in listener.ends] == [1, 2, 3, 4, 5, 6]
     assert {end.text for end in listener.ends} == {f"number {cell.number}: {cell.number**2}" for cell in CELLS}
     stored = {path.name: json.loads(path.read_text()) for path in (tmp_path / "out" / "cells").iterdir()}
-    assert stored == {f"{cell.number}.json": {"square": cell.number**2} for cell in CELLS}
+    assert {name: result["square"] for name, result in stored.items()} == {
+        f"{cell.number}.json": cell.number**2 for cell in CELLS
+    }
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -105,10 +106,7 @@ def test_a_failure_that_is_not_handled_ends_the_experiment(folder, tmp_path):
 
 
 def test_a_worker_that_dies_costs_its_cell_and_is_replaced(folder, tmp_path):
-    started = []
-    executor = ProcessExecutor(2, on_start=started.append)
-    results = run(folder, Squares(str(tmp_path), dies_at=(1,)), executor=executor)
-    assert started == [2]
+    results = run(folder, Squares(str(tmp_path), dies_at=(1,)), executor=ProcessExecutor(2))
     assert results[NumberCell(1)]["error"] == "its process ended with exit code 7"
     assert sum("square" in result for result in results.values()) == 5
 

@@ -16,14 +16,7 @@ MAY_BE_WIDE = {
     "themis_lab.comparison.api.compare",
     "themis_lab.contest.api.contest_run",
     # These have the arguments of a function in C.
-    "themis.compute.native.sections",
     "themis.compute.native.__init__",
-    "themis.search.compiled.sample_kinds",
-    # These could do with fewer.
-    "themis.experiments.run_cells",
-    "themis.perturb.weather._drops",
-    "themis.runs.diff.api.diff_runs",
-    "themis_lab.zoo.training._fit",
 }
 """Functions that may have more parameters than `tools/shape.py` calls many."""
 
@@ -58,4 +51,4 @@ def test_no_further_function_has_many_parameters(shape):
 
 def test_the_largest_class_does_not_grow(shape):
     name, n_methods, _ = shape.largest_class()
-    assert n_methods <= 32, name
+    assert n_methods <= 26, name

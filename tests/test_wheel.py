@@ -79,7 +79,7 @@ def test_it_has_every_file_of_the_package(wheel):
     tracked = {
         path.relative_to(ROOT / "src").as_posix()
         for path in (ROOT / "src" / "themis").rglob("*")
-        if path.is_file() and path.suffix in (".py", ".c", ".js", ".css", ".html", ".typed")
+        if path.is_file() and path.suffix in (".py", ".c", ".js", ".css", ".html", ".json", ".md", ".in", ".typed")
     } | {"themis/py.typed"}
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("themis/")}
     extension = f"themis/compute/_native{sysconfig.get_config_var('EXT_SUFFIX')}"

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from themis.perturb import Perturbation, Theta
     from themis.retraining.api import retrain
     from themis.runs.fault import Fault
-    from themis.runs.open import open_run
+    from themis.runs.replay import open_run
     from themis.runs.run import Run
     from themis.suites.api import resume_suite, run_suite
     from themis.suites.diff import diff
     from themis.suites.result import SuiteRun, open_suite
+    from themis.target.against import Against
     from themis.target.blackbox import BlackBox
     from themis.target.detections import Detections
     from themis.target.target import Normalize, Target
@@ -34,39 +35,31 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 # MKL rounds by where arrays lie in memory unless it is told not to. It reads this when it is first used.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
-# Where each public name lives; imported when first used, so that `import themis` costs nothing.
+# Where the public names live; imported when first used, so that `import themis` costs nothing.
 _HOMES = {
-    "BlackBox": "target.blackbox",
-    "Callback": "campaign.callback",
-    "Compare": "oracle",
-    "Coverage": "judge.coverage",
-    "DataError": "errors",
-    "Detections": "target.detections",
-    "Fault": "runs.fault",
-    "Features": "data.features",
-    "MissingExtraError": "errors",
-    "ModelError": "errors",
-    "Moments": "measure.moments",
-    "Normalize": "target.target",
-    "Perturbation": "perturb",
-    "RayExecutor": "compute.cluster",
-    "Run": "runs.run",
-    "StoreError": "errors",
-    "SuiteRun": "suites.result",
-    "Target": "target.target",
-    "ThemisError": "errors",
-    "Theta": "perturb",
-    "UsageError": "errors",
-    "diff": "suites.diff",
-    "open_run": "runs.open",
-    "open_suite": "suites.result",
-    "resume": "campaign.api",
-    "resume_suite": "suites.api",
-    "retrain": "retraining.api",
-    "run": "campaign.api",
-    "run_suite": "suites.api",
+    "campaign.api": ("resume", "run"),
+    "campaign.callback": ("Callback",),
+    "compute.cluster": ("RayExecutor",),
+    "data.features": ("Features",),
+    "errors": ("DataError", "MissingExtraError", "ModelError", "StoreError", "ThemisError", "UsageError"),
+    "judge.coverage": ("Coverage",),
+    "measure.moments": ("Moments",),
+    "oracle": ("Compare",),
+    "perturb": ("Perturbation", "Theta"),
+    "retraining.api": ("retrain",),
+    "runs.fault": ("Fault",),
+    "runs.replay": ("open_run",),
+    "runs.run": ("Run",),
+    "suites.api": ("resume_suite", "run_suite"),
+    "suites.diff": ("diff",),
+    "suites.result": ("SuiteRun", "open_suite"),
+    "target.against": ("Against",),
+    "target.blackbox": ("BlackBox",),
+    "target.detections": ("Detections",),
+    "target.target": ("Normalize", "Target"),
 }
 __all__ = [
+    "Against",
     "BlackBox",
     "Callback",
     "Compare",
@@ -100,15 +93,13 @@ __all__ = [
 ]
 
 
-_FOLDERS = ("criteria", "perturb")
-
-
 def __getattr__(name: str) -> Any:
-    if name in _FOLDERS:
+    if name in ("criteria", "perturb"):
         return importlib.import_module(f"themis.{name}")
-    if name in _HOMES:
-        value = globals()[name] = getattr(importlib.import_module(f"themis.{_HOMES[name]}"), name)
-        return value
+    for module, names in _HOMES.items():
+        if name in names:
+            value = globals()[name] = getattr(importlib.import_module(f"themis.{module}"), name)
+            return value
     raise AttributeError(f"module 'themis' has no attribute {name!r}")
 
 

@@ -1,4 +1,4 @@
-"""The runner of experiments: a plan, a folder, and cells, each of which is run once and stored as soon as it ends.
+"""Experiments: a plan, a folder, and cells, each of which is run once and stored as soon as it ends.
 
 An experiment that is interrupted resumes with the same call: finished cells are loaded, the others are run. A plan that
 would change finished cells is refused.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-from themis.errors import ModelError, StoreError, UsageError, warn
-from themis.reading import Form, all_of, anything, check_form, either, parse_json, read_regular, record, text
+from themis.errors import StoreError, UsageError, warn
+from themis.reading import Form, anything, parse_json, read_json, read_regular, record
 from themis.runs.environment import list_changes
 from themis.runs.store.files import (
     Lock,
@@ -148,13 +148,8 @@ class ExperimentFolder:
         """The content of a JSON file, which must have this form; None if there is no such file."""
         if self.path is None:
             return None
-        try:
-            return check_form(parse_json(read_regular(self.path / name, MAX_BYTES), has_nan=True), form)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise StoreError(f"{self.path / name} cannot be read: {reason}; remove it to create it again") from error
+        problem = "cannot be read: {}; remove it to create it again"
+        return read_json(self.path / name, form, problem, max_bytes=MAX_BYTES, has_nan=True)
 
     def write(self, name: str, content: Any) -> None:
         """Write a JSON file atomically."""
@@ -177,11 +172,7 @@ def is_plan(path: Path) -> bool:
         plan = parse_json(read_regular(path, MAX_BYTES), has_nan=True)
     except (OSError, ValueError):
         return False
-    if not isinstance(plan, dict):
-        return False
-    environment = plan.get("environment")
-    is_unmarked = isinstance(environment, dict) and "themis" in environment  # of an earlier version
-    return is_unmarked or str(plan.get("made_by", "")).startswith("themis ")
+    return isinstance(plan, dict) and str(plan.get("made_by", "")).startswith("themis ")
 
 
 class Cell(Protocol):
@@ -194,88 +185,6 @@ class Cell(Protocol):
     @property
     def group(self) -> str:
         """Cells of one group share costly preparation, such as fitting a criterion: one worker should run them."""
-
-
-CellT = TypeVar("CellT", bound=Cell)
-ResultT = TypeVar("ResultT")
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a cell has no result."""
-
-    reason: str
-    exception: Exception | None = None
-    """None if the cell ran in another process."""
-
-
-class Executor(Protocol):
-    """Runs cells."""
-
-    def map(
-        self, prepare: Callable[[], Callable[[CellT], ResultT]], cells: Sequence[CellT]
-    ) -> Generator[tuple[CellT, ResultT | Failure]]:
-        """Yield every cell with its result, or with a `Failure`, as soon as it ends.
-
-        prepare: makes the function that runs a cell; called once per process. Other processes need it to be picklable.
-        Closing the generator stops the cells that are still running.
-        """
-
-
-class SerialExecutor:
-    """Runs cells in this process, in order."""
-
-    def map(
-        self, prepare: Callable[[], Callable[[CellT], ResultT]], cells: Sequence[CellT]
-    ) -> Generator[tuple[CellT, ResultT | Failure]]:
-        if cells:
-            run = prepare()
-            for cell in cells:
-                yield cell, attempt(run, cell)
-
-
-def attempt(run: Callable[[CellT], ResultT], cell: CellT) -> ResultT | Failure:
-    """The result of a cell, or why it has none."""
-    try:
-        return run(cell)
-    except Exception as error:
-        return Failure(" ".join(f"{type(error).__name__}: {error}".split()), error)
-
-
-LoadedT = TypeVar("LoadedT", bound=Cell, contravariant=True)
-StoredT = TypeVar("StoredT")
-
-
-class ResultStore(Protocol[LoadedT, StoredT]):
-    """How results are stored."""
-
-    def load(self, cell: LoadedT) -> StoredT | None:
-        """The result of a finished cell; None if the cell must be run."""
-
-    def save(self, cell: LoadedT, result: StoredT) -> None:
-        """Store a result, completely or not at all."""
-
-
-def _any_form(cell: Any) -> Form:
-    return anything
-
-
-@dataclass(frozen=True)
-class JsonResults:
-    """Results that are plain data, one JSON file per cell; a cell whose result has an `error` runs again."""
-
-    folder: ExperimentFolder
-    under: str = "cells"
-    form: Callable[[Any], Form] = _any_form
-    """What the result of a cell without an error must be, from the cell."""
-
-    def load(self, cell: Cell) -> dict[str, Any] | None:
-        form = either(record({"error": text(MAX_BYTES)}), all_of(record({}), self.form(cell)))
-        result: dict[str, Any] | None = self.folder.read(f"{self.under}/{cell.file}", form)
-        return None if result is None or "error" in result else result
-
-    def save(self, cell: Cell, result: dict[str, Any]) -> None:
-        self.folder.write_bytes(f"{self.under}/{cell.file}", f"{json.dumps(result)}\n".encode())
 
 
 @dataclass(frozen=True)
@@ -306,39 +215,3 @@ class Listener:
 
     def on_cell_end(self, end: CellEnd) -> None:
         """A cell has ended, and its result is stored."""
-
-
-def run_cells(
-    cells: Sequence[CellT],
-    prepare: Callable[[], Callable[[CellT], ResultT]],
-    *,
-    results: ResultStore[CellT, ResultT],
-    describe: Callable[[CellT, ResultT], str],
-    failed: Callable[[CellT, str], ResultT] | None = None,
-    executor: Executor | None = None,
-    listener: Listener | None = None,
-    noun: str = "cell",
-) -> dict[CellT, ResultT]:
-    """The results of all cells, in their order: finished ones are loaded, the others are run and stored one by one.
-
-    prepare: makes the function that runs a cell, see `Executor.map`. describe: a finished cell in one line. failed: the
-    result of a cell that failed, from the reason; by default the first failure ends the experiment.
-    """
-    executor, listener = executor or SerialExecutor(), listener or Listener()
-    finished = {cell: result for cell in cells if (result := results.load(cell)) is not None}
-    listener.on_cells(len(finished), len(cells), noun)
-    with closing(executor.map(prepare, [cell for cell in cells if cell not in finished])) as outcomes:
-        for cell, outcome in outcomes:
-            if not isinstance(outcome, Failure):
-                result, text, error = outcome, describe(cell, outcome), None
-            elif failed is not None:
-                error = outcome.reason
-                result, text = failed(cell, error), f"{cell} failed"
-            elif outcome.exception is not None:
-                raise outcome.exception
-            else:
-                raise ModelError(f"{cell} failed: {outcome.reason}")
-            results.save(cell, result)
-            finished[cell] = result
-            listener.on_cell_end(CellEnd(cell, result, text, error, len(finished), len(cells)))
-    return {cell: finished[cell] for cell in cells}

@@ -45,6 +45,10 @@ class Extensible(Mapping[str, T], Generic[T]):
     def __len__(self) -> int:
         return len(list(iter(self)))
 
+    def is_own(self, name: str) -> bool:
+        """Whether an entry comes with Themis."""
+        return name in self.own or (name in added(self.group) and package_of(added(self.group)[name]) == "themis-dl")
+
     def usable(self) -> dict[str, T]:
         """All entries; one that cannot be loaded is left out with a warning."""
         entries = dict(self.own)

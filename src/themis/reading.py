@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import re
 import stat
+import sys
 from collections.abc import Callable, Mapping
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from themis.errors import MissingExtraError
+from themis.errors import StoreError
 
-MAX_YAML = 1 << 20
-"""Bytes of a YAML file."""
+MAX_YAML, MAX_RECORD = 1 << 20, 16 << 20
+"""Bytes of a YAML file, and of a JSON file in a folder that Themis wrote."""
 MAX_FEATURES = 16 << 20
 """Bytes of a file that describes the features of a table."""
+LARGEST = sys.float_info.max
 MAX_DEPTH = 40
 """Levels of lists and objects in plain data."""
 KINDS = ((stat.S_ISDIR, "folder"), (stat.S_ISFIFO, "pipe"), (stat.S_ISSOCK, "socket"))
@@ -72,19 +73,15 @@ def _check_plain(value: Any, depth: int = 0) -> None:
     if depth > MAX_DEPTH:
         raise ValueError(f"it has more than {MAX_DEPTH} levels")
     if isinstance(value, str):
-        _check_text(value)
+        if not value.isascii() and re.search("[\ud800-\udfff]", value):
+            raise ValueError("it has a text that is not valid Unicode")
     elif isinstance(value, dict):
         for name, item in value.items():
-            _check_text(str(name))
+            _check_plain(str(name))
             _check_plain(item, depth + 1)
     elif isinstance(value, list):
         for item in value:
             _check_plain(item, depth + 1)
-
-
-def _check_text(text: str) -> None:
-    if not text.isascii() and re.search("[\ud800-\udfff]", text):
-        raise ValueError("it has a text that is not valid Unicode")
 
 
 def read_yaml(path: str | Path) -> Any:
@@ -94,9 +91,9 @@ def read_yaml(path: str | Path) -> Any:
 
 def parse_yaml(text: str) -> Any:
     """Plain data from YAML without aliases, which make a short file endless, and without names that are given twice."""
-    yaml = import_yaml()
+    import yaml
 
-    class Loader(yaml.SafeLoader):  # type: ignore[misc, name-defined]
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):
                 mark = self.peek_event().start_mark
@@ -107,11 +104,11 @@ def parse_yaml(text: str) -> Any:
             names: set[tuple[str, str]] = set()
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode):
-                    if (key.tag, key.value) in names:  # the last one would win without a word
-                        raise yaml.constructor.ConstructorError(
-                            None, None, f"{key.value} is given twice", key.start_mark
-                        )
-                    names.add((key.tag, key.value))
+                    name = key.tag, key.value
+                    if name in names:  # the last one would win without a word
+                        problem = f"{key.value} is given twice"
+                        raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                    names.add(name)
             return super().construct_mapping(node, deep)
 
     try:
@@ -128,15 +125,6 @@ def parse_yaml(text: str) -> Any:
     return value
 
 
-def import_yaml() -> Any:
-    """The module yaml, which is needed only if there is a YAML file."""
-    try:
-        import yaml
-    except ImportError as error:
-        raise MissingExtraError("YAML files need PyYAML: pip install PyYAML") from error
-    return yaml
-
-
 # The form of plain data
 
 Form = Callable[[Any, str], None]
@@ -149,74 +137,72 @@ def check_form(value: Any, form: Form, place: str = "its content") -> Any:
     return value
 
 
-def whole(low: int | None = 0, high: int = 2**63 - 1) -> Form:
-    """A whole number."""
-    limits = f" from {low:,}" if low is not None else ""
-    limits += f" to {high:,}" if high != 2**63 - 1 else ""
-    lowest = -(2**63) if low is None else low
+def read_json(path: Path, form: Form, problem: str, *, max_bytes: int = MAX_RECORD, has_nan: bool = False) -> Any:
+    """Plain data of a form from a JSON file; None if there is no such file.
+
+    problem: what the error says of the file if it cannot be read, with `{}` for the reason.
+    """
+    try:
+        return check_form(parse_json(read_regular(path, max_bytes), has_nan=has_nan), form)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise StoreError(f"{path} {problem.format(reason)}") from error
+
+
+def _form(is_kept: Callable[[Any], bool], rule: str) -> Form:
+    """A form from its rule, as a function and in words."""
 
     def check(value: Any, place: str) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= high:
-            raise _wrong(value, place, f"a whole number{limits}")
-
-    return check
-
-
-def number(low: float = -math.inf, high: float = math.inf) -> Form:
-    """A finite number."""
-    limits = f" from {low:g}" if math.isfinite(low) else ""
-    limits += f" to {high:g}" if math.isfinite(high) else ""
-
-    def check(value: Any, place: str) -> None:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(_as_float(value)) or not low <= value <= high:
-            raise _wrong(value, place, f"a finite number{limits}")
-
-    return check
-
-
-def text(max_length: int = 10_000, pattern: str = "", rule: str = "") -> Form:
-    """Text, which matches the whole pattern if there is one; `rule` says in words what the pattern matches."""
-
-    def check(value: Any, place: str) -> None:
-        if not isinstance(value, str):
-            raise _wrong(value, place, "text")
-        if len(value) > max_length:
-            raise _wrong(value, place, f"text of at most {max_length:,} characters")
-        if pattern and not re.fullmatch(pattern, value):
+        if not is_kept(value):
             raise _wrong(value, place, rule)
 
     return check
 
 
-def flag(value: Any, place: str) -> None:
-    """True or false."""
-    if not isinstance(value, bool):
-        raise _wrong(value, place, "true or false")
+def whole(low: int | None = 0, high: int = 2**63 - 1) -> Form:
+    """A whole number."""
+    limits = f" from {low:,}" if low is not None else ""
+    limits += f" to {high:,}" if high != 2**63 - 1 else ""
+    lowest = -(2**63) if low is None else low
+    return _form(lambda value: _is_number(value, int) and lowest <= value <= high, f"a whole number{limits}")
 
 
-def anything(value: Any, place: str) -> None:
-    """Any plain data."""
+def number(low: float = -LARGEST, high: float = LARGEST) -> Form:
+    """A finite number."""
+    limits = f" from {low:g}" if low != -LARGEST else ""
+    limits += f" to {high:g}" if high != LARGEST else ""
+    return _form(lambda value: _is_number(value, int | float) and low <= value <= high, f"a finite number{limits}")
+
+
+def _is_number(value: Any, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def text(max_length: int = 10_000, pattern: str = "", rule: str = "") -> Form:
+    """Text, which matches the whole pattern if there is one; `rule` says in words what the pattern matches."""
+    return all_of(
+        _form(lambda value: isinstance(value, str), "text"),
+        _form(lambda value: len(value) <= max_length, f"text of at most {max_length:,} characters"),
+        _form(lambda value: not pattern or re.fullmatch(pattern, value) is not None, rule),
+    )
+
+
+flag = _form(lambda value: isinstance(value, bool), "true or false")
+"""True or false."""
+anything = _form(lambda value: True, "")
+"""Any plain data."""
 
 
 def one_of(*values: str) -> Form:
     """One of these names."""
-
-    def check(value: Any, place: str) -> None:
-        if not isinstance(value, str) or value not in values:
-            raise _wrong(value, place, f"one of {', '.join(values)}")
-
-    return check
+    return _form(lambda value: isinstance(value, str) and value in values, f"one of {', '.join(values)}")
 
 
 def optional(form: Form) -> Form:
     """None, or this form."""
-
-    def check(value: Any, place: str) -> None:
-        if value is not None:
-            form(value, place)
-
-    return check
+    return either(_form(lambda value: value is None, ""), form)
 
 
 def either(*forms: Form) -> Form:
@@ -255,21 +241,22 @@ def items(form: Form, length: int | None = None) -> Form:
     return check
 
 
+_object = _form(lambda value: isinstance(value, dict), "an object with names and values")
+
+
 def record(required: Mapping[str, Form], others: Mapping[str, Form] | None = None, *, is_closed: bool = False) -> Form:
     """An object with these names; it may have `others`, and unless it is closed more, which are not checked."""
+    known = {**required, **(others or {})}
 
     def check(value: Any, place: str) -> None:
-        if not isinstance(value, dict):
-            raise _wrong(value, place, "an object with names and values")
-        for name, form in required.items():
+        _object(value, place)
+        for name in required:
             if name not in value:
                 raise ValueError(f"{place} must have {name!r}, which is missing")
-            form(value[name], f"{place}.{name}")
-        for name, form in (others or {}).items():
+        for name, form in known.items():
             if name in value:
                 form(value[name], f"{place}.{name}")
-        unknown = value.keys() - required.keys() - (others or {}).keys() if is_closed else ()
-        if unknown:
+        if is_closed and (unknown := value.keys() - known.keys()):
             raise ValueError(f"{place} must not have {_shortened(min(unknown))}, which this version does not know")
 
     return check
@@ -279,25 +266,17 @@ def values_of(form: Form) -> Form:
     """An object with any names, and values of this form."""
 
     def check(value: Any, place: str) -> None:
-        if not isinstance(value, dict):
-            raise _wrong(value, place, "an object with names and values")
+        _object(value, place)
         for name, item in value.items():
             form(item, f"{place}.{name}")
 
     return check
 
 
-def _as_float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
-
-
 def _wrong(value: Any, place: str, rule: str) -> ValueError:
-    shown = f"a list of {len(value):,}" if isinstance(value, list) else "an object" if isinstance(value, dict) else ""
-    if not shown:
-        shown = _shortened(value)
+    shown = "an object" if isinstance(value, dict) else _shortened(value)
+    if isinstance(value, list):
+        shown = f"a list of {len(value):,}"
     return ValueError(f"{place} must be {rule}, got {shown}")
 
 

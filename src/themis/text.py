@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -31,9 +32,18 @@ def print_text(text: str = "", *, file: IO[str] | None = None, flush: bool = Fal
     print(safe.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=flush)
 
 
-def print_json(text: str) -> None:
-    """Print JSON for programs, as it is."""
-    print(text, file=own_stream(sys.stdout))
+def print_columns(rows: Sequence[Sequence[str]], left: Sequence[bool], indent: str = "") -> None:
+    """Print rows of cells in columns that are as wide as their cells; `left` says which are aligned left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = zip(row, widths, left, strict=True)
+        padded = [cell.ljust(width) if is_left else cell.rjust(width) for cell, width, is_left in cells]
+        print_text(indent + "  ".join(padded).rstrip())
+
+
+def print_json(value: Any) -> None:
+    """Print plain data as JSON, for programs."""
+    print(json.dumps(value, indent=2, default=str), file=own_stream(sys.stdout))
 
 
 class ForeignStream:
@@ -103,6 +113,12 @@ def percent(share: float, digits: int = 1) -> str:
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """A number with its noun: "1 layer", "2,000 layers"."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def memory_size(n_bytes: float) -> str:
+    """Such as 1.5 GiB, or 20 MiB."""
+    gib = n_bytes / 2**30
+    return f"{gib:.2g} GiB" if gib >= 0.1 else f"{1024 * gib:.2g} MiB"
 
 
 def duration(seconds: float) -> str:

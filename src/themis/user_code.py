@@ -20,13 +20,10 @@ from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
-from themis.errors import UsageError
+from themis.errors import ThemisError, UsageError, first_line, nearest
 
-
-class StandardLibraryError(UsageError):
-    """A function of Python's standard library was named as code of the user's own."""
-
-
+WHERE = "modules are looked up in the environment and then in the working directory"
+"""What a message says of a module that is not found."""
 LOG = logging.getLogger("themis")
 """Says from where a module of the user's own was imported; the command line prints it."""
 
@@ -53,14 +50,27 @@ def make_importable() -> None:
     sys.path[:] = [*(entry for entry in sys.path if entry not in _added), *kept]
 
 
-def import_named(module: str, names: Sequence[str], label: str) -> Any:
-    """Return an attribute of a module of the user's own; `label` says in an error how it was given."""
+def import_named(
+    module: str, names: Sequence[str], label: str, remedy: str = WHERE, failure: type[ThemisError] = UsageError
+) -> Any:
+    """Return an attribute of a module of the user's own; `label` says in an error how it was given.
+
+    remedy: what to do if there is no such module. failure: the error if the module raises one.
+    """
     _refuse_standard(module, label)
     make_importable()
-    found: Any = importlib.import_module(module)
-    _announce(module)
-    for name in names:
-        found = getattr(found, name)
+    try:
+        found: Any = importlib.import_module(module)
+        _announce(module)
+        for name in names:
+            found = getattr(found, name)
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{label}: {error}; {remedy}") from error
+    except AttributeError as error:
+        known = [key for key in getattr(sys.modules.get(module), "__dict__", {}) if not key.startswith("_")]
+        raise UsageError(f"{label}: {error}: {nearest('.'.join(names), known)}{describe_location(module)}") from error
+    except (Exception, SystemExit) as error:  # the user's module may raise anything when it is imported
+        raise failure(f"{label}: importing it raised {type(error).__name__}: {first_line(error)}") from error
     if isinstance(found, FunctionType | BuiltinFunctionType | type):
         _refuse_standard(str(found.__module__), label)
     return found
@@ -134,7 +144,7 @@ def _refuse_standard(module: str, label: str) -> None:
     """Refuse functions of Python itself: `os:system('...')` would be a command, not a model."""
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names or top in sys.builtin_module_names:
-        raise StandardLibraryError(
+        raise UsageError(
             f"{label} must name code of your own, {top} is a module of Python's standard library, whose functions are "
             "not called: write a function in a module with another name"
         )

@@ -6,7 +6,7 @@ import pytest
 from themis.runs.analysis.groups import (
     CHANCE,
     GROWN,
-    UNUSUAL,
+    UNUSUAL_THETA,
     find_groups,
     growth_chance,
     interval,
@@ -23,7 +23,7 @@ def test_a_random_set_of_faults_has_no_unusual_theta_and_no_grown_layer(n):
         is_member[rng.choice(400, n, replace=False)] = True
         theta, seed_id = rng.random(400), rng.integers(0, 150, 400)
         gap = interval(theta[is_member], theta[~is_member])[0]
-        n_theta += gap >= UNUSUAL and kuiper_chance(gap, n, 400 - n) < CHANCE
+        n_theta += gap >= UNUSUAL_THETA and kuiper_chance(gap, n, 400 - n) < CHANCE
         shares = rng.dirichlet(np.ones(8), 150)[seed_id]  # faults of one seed are alike
         is_certain = growth_chance(shares, is_member, seed_id) * 8 < CHANCE
         n_layers += (is_certain & (shares[is_member].mean(0) > GROWN * shares[~is_member].mean(0))).any()
@@ -35,7 +35,7 @@ def test_a_true_difference_is_mentioned():
     rng, found = np.random.default_rng(0), 0
     for _ in range(100):
         gap = interval(rng.uniform(0.8, 1, 10), rng.random(300))[0]
-        found += gap >= UNUSUAL and kuiper_chance(gap, 10, 300) < CHANCE
+        found += gap >= UNUSUAL_THETA and kuiper_chance(gap, 10, 300) < CHANCE
     assert found >= 95
     shares = rng.dirichlet(np.ones(8), 300)
     shares[:30, 2] += 0.3

@@ -8,11 +8,10 @@ import torch
 from torch import nn
 
 import themis
+from themis.judge.estimate import share
+from themis.runs.analysis.compare import SIGNIFICANCE, mcnemar, paired_rates
 from themis.runs.analysis.groups import _describe_share
-from themis.runs.analysis.robustness import Robustness
-from themis.runs.diff.api import SIGNIFICANCE
-from themis.runs.diff.versions import mcnemar, paired_rates
-from themis.runs.estimates import _wilson
+from themis.runs.analysis.shrink import Robustness
 
 
 @pytest.mark.parametrize("rate", [0.005, 0.05, 0.3, 0.9])
@@ -22,10 +21,10 @@ def test_the_fault_rate_of_a_part_of_theta_lies_in_its_interval(rate, n_tests):
     rng = np.random.default_rng(0)
     hits = 0
     for faults in rng.binomial(n_tests, rate, 1000).tolist():
-        value, low, high = _wilson(faults, n_tests)
-        assert low <= value <= high
-        assert high > low  # never an interval of zero width
-        hits += low <= rate <= high
+        rated = share(faults, n_tests)
+        assert rated.low <= rated.value <= rated.high
+        assert rated.high > rated.low  # never an interval of zero width
+        hits += rated.low <= rate <= rated.high
     assert hits / 1000 >= 0.91  # Wilson's interval holds for 95% on average over rates
 
 

@@ -10,11 +10,10 @@ from torch import nn
 import themis
 from themis.judge.interval import design_effect
 from themis.judge.normality import TELLING_TESTS, describe_normality
-from themis.measure.moments import Moments
-from themis.measure.panel import Shape
-from themis.measure.tally import Tally
+from themis.measure.moments import Moments, Shape
+from themis.measure.tests import Tally
 from themis.perturb.names import disturb
-from themis.report.view import read_view
+from themis.report.page import read_view
 from themis.runs.display.text import about, summary_rows
 from themis.runs.estimates import rates_by_theta, read_progress
 from themis.runs.store.reader import Reader
@@ -86,12 +85,14 @@ def test_the_fault_rate_of_a_class_is_that_of_its_seeds(campaign):
     run, out, seen, inputs = campaign
     clean, seed = Net().eval()(inputs).argmax(1).numpy(), joined(seen, "seed", True)
     is_fault = np.concatenate([results.is_fault for _, results, uniform in seen if uniform])
-    assert {rate.number for rate in run.by_class} == set(clean[seed].tolist())
-    for rate in run.by_class:
-        own = [is_fault[seed == s].mean() for s in np.unique(seed) if clean[s] == rate.number]
+    assert {rate.name for rate in run.slices} == {f"class {number}" for number in np.unique(clean)}
+    for rate in run.slices:
+        is_mine = clean == int(rate.value)
+        own = [is_fault[seed == s].mean() for s in np.unique(seed) if is_mine[s]]
         assert rate.fault_rate.value == pytest.approx(np.mean(own))
-        assert (rate.seeds, rate.tests) == ((clean == rate.number).sum(), (clean[seed] == rate.number).sum())
-    assert themis.open_run(out).by_class == run.by_class == tuple(read_view(out).by_class)
+        assert rate.at_least <= rate.fault_rate.low
+        assert (rate.seeds, rate.tests) == (len(own), is_mine[seed].sum())
+    assert themis.open_run(out).slices == run.slices == tuple(read_view(out).slices)
 
 
 def activations(net, inputs):

@@ -15,9 +15,11 @@ ROOT = Path(__file__).parents[2]
     ("script", "results", "n_lines", "page"),
     [
         ("throughput", ("throughput",), 11, "performance.md"),
+        ("throughput", ("throughput_cpu",), 9, "performance.md"),
         ("floor", ("floor_cpu",), 4, "performance.md"),
         ("criteria", ("criteria_gpu", "criteria_cpu"), 17, "results.md"),
         ("regain", ("regain_gpu", "regain_cpu"), 17, "lab/regain.md"),
+        ("regain", ("regain_choices",), 12, "lab/regain.md"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -15,8 +15,8 @@ ALWAYS = {
 
 
 @contextmanager
-def served(path, **how):
-    with serve(path, **how) as server:
+def served(path):
+    with serve(path) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:

@@ -67,9 +67,9 @@ def work(request):
     if request["job"] in ("noise", "small"):  # inputs that will not be stored are sorted out at once
         recorder.LARGE = 0
     if request.get("always"):  # a flush and a checkpoint after every chunk: the same operations in every run
-        writer.SHARE = float("inf")
+        writer.WRITING_SHARE = float("inf")
         note = writer.Writer.note
-        writer.Writer.note = lambda self, *words: (note(self, *words), self.wait())
+        writer.Writer.note = lambda self, **values: (note(self, **values), self.wait())
     shim = ctypes.CDLL(None)
     if WATCHED:
         at, moment = request.get("kill") or (-1, 0)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from themis.criteria.readings import Batch
+from themis.criteria.criterion import Batch
 from themis_lab.criteria import CRITERIA
 
 N_TRAINING = 90

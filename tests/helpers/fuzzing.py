@@ -87,20 +87,26 @@ class Hang(BaseException):
 
 @contextmanager
 def time_limit(seconds=MAX_SECONDS):
-    """Raise `Hang` after some seconds; end the process if even that does not help."""
+    """Raise `Hang` after some seconds of work, or ten times as many of waiting; end the process if that does not help.
+
+    Work is the time on the processor, so that a loaded machine hangs no sooner than an idle one.
+    """
 
     def stop(number, frame):
         raise Hang(f"longer than {seconds} seconds")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    faulthandler.dump_traceback_later(3 * seconds, exit=True, file=sys.__stderr__)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGPROF, signal.SIGALRM)}
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, 10 * seconds)
+    faulthandler.dump_traceback_later(20 * seconds, exit=True, file=sys.__stderr__)
     try:
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL):
+            signal.setitimer(timer, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def check_command(words, capsys, mutation):

@@ -11,7 +11,7 @@ class InProcessPool:
         self.make, self.loss, self.random = make, loss, random.Random(random_seed)
         self.workers, self.broadcasts = [make() for _ in range(n_workers)], []
         self.waiting, self.done, self.n_calls, self.n_lost, self.n_hastened = {}, {}, 0, 0, 0
-        self.n_discarded, self.idle_method = 0, None
+        self.n_discarded = 0
 
     @property
     def n_workers(self):
@@ -25,8 +25,11 @@ class InProcessPool:
         for worker in self.workers:
             getattr(worker, method)(*pickle.loads(self.broadcasts[-1][1]))
 
-    def when_idle(self, method):
-        self.idle_method = method
+    def ask_all(self, method, *values):
+        for k in range(len(self.workers)):
+            if self.random.random() < self.loss:
+                self.workers[k] = self.replacement()
+        return [pickle.loads(pickle.dumps(getattr(worker, method)(*values))) for worker in self.workers]
 
     def submit(self, label, method, *values, is_urgent=True):
         assert label
@@ -51,8 +54,6 @@ class InProcessPool:
         number = self.random.choice([*self.waiting])
         method, values = self.waiting.pop(number)
         k = self.random.randrange(len(self.workers))
-        if self.idle_method is not None and self.random.random() < 0.2:
-            getattr(self.random.choice(self.workers), self.idle_method)()
         answer = pickle.dumps(getattr(self.workers[k], method)(*pickle.loads(values)))
         if self.random.random() < self.loss:  # it has died before its answer arrived
             self.waiting[number] = (method, values)

@@ -78,13 +78,13 @@ def export(name="net.pt2", *, batch=None, net=None):
         torch.export.save(program, name)
 
 
-def onnx(name="net.onnx", *, batch="batch", last="Identity", training=False):
+def onnx(name="net.onnx", *, batch="batch", last="Identity"):
     """The net as a graph, node by node."""
     from onnx import TensorProto, helper, numpy_helper, save
 
     net = make_net()
     weights = [numpy_helper.from_array(value.numpy(), key) for key, value in net.state_dict().items()]
-    mode = [numpy_helper.from_array(torch.tensor(each).numpy(), key) for key, each in (("p", 0.5), ("mode", training))]
+    mode = [numpy_helper.from_array(torch.tensor(each).numpy(), key) for key, each in (("p", 0.5), ("mode", False))]
     nodes = [
         helper.make_node("Conv", ["x", "conv.weight", "conv.bias"], ["a"], name="/conv/Conv"),
         helper.make_node("Relu", ["a"], ["b"], name="/act/Relu"),

@@ -11,7 +11,7 @@ from themis import Target
 from themis.perturb import PERTURBATIONS, Context, perturb
 
 NAMES = list(PERTURBATIONS)
-ATTACKS = [name for name in NAMES if PERTURBATIONS[name].needs_gradient]
+ATTACKS = [name for name in NAMES if PERTURBATIONS[name].passes]
 TABLES = [name for name in NAMES if PERTURBATIONS[name].inputs == "table"]
 SIGNALS = [name for name in NAMES if PERTURBATIONS[name].inputs == "signal"]
 SMOOTH = [name for name in NAMES if PERTURBATIONS[name].is_smooth]

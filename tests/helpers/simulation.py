@@ -7,14 +7,23 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy import stats
 
-from themis.judge.coverage import Rule
+from themis import Theta
+from themis.judge.coverage import Rule, exact
 from themis.judge.estimate import Estimate
 from themis.judge.interval import coverage_interval
-from themis.judge.posterior import exact
-from themis.judge.risk import fault_rate, residual_risk, unseen_mass
-from themis.measure.moments import Moments
-from themis.measure.panel import Panel
+from themis.judge.risk import (
+    TAIL_PROBABILITY,
+    fault_rate,
+    residual_risk,
+    unseen_mass,
+    valid_fault_rate,
+    weighted_fault_rate,
+)
+from themis.measure.moments import Moments, Panel
+from themis.perturb.distribution import Distribution, read_distribution
+from themis.search.policy import UNIFORM_STREAM, Space
 
 Outcome = tuple[Estimate, float]
 """What a campaign stated, and the truth."""
@@ -247,3 +256,97 @@ def textbook_coverage(blocks: Moments, point: float, rule: Rule, *_: object) -> 
     share = rule.converged(exact(again), again).view_as(without.m2).double().mean(1)
     half = 2.093 * float(_jackknife_variance(share).sqrt())
     return Estimate(point, max(0.0, point - half), min(1.0, point + half))
+
+
+SHARES_OF_GROUPS = (0.5, 0.5)
+"""Seeds of two groups: those of the first break under a weaker disturbance."""
+BREAKING = (stats.beta(2, 2), stats.beta(5, 1))
+
+
+def _occurring(theta: Theta, shares: tuple[float, float], n_seeds: int, random_seed: int) -> tuple[Space, np.ndarray]:
+    """A space of seeds of both groups, half of each, and the theta beyond which each seed breaks."""
+    seeds, box = np.arange(n_seeds), (np.float32([each]) for each in (0, 1, 0))
+    margin, group = np.zeros(n_seeds, np.float32), seeds % 2
+    weight = None if shares == SHARES_OF_GROUPS else np.where(group == 0, *shares) / (n_seeds / 2)
+    space = Space(
+        seeds, seeds, margin, *box, is_random=True, random_seed=random_seed, theta=(theta,), seed_weight=weight
+    )
+    breaks = [
+        each.rvs(n_seeds, random_state=np.random.default_rng((random_seed, k))) for k, each in enumerate(BREAKING)
+    ]
+    return space, np.where(group == 0, *breaks)
+
+
+def _rate_under(distribution: Distribution, shares: tuple[float, float]) -> float:
+    grid = (np.arange(100_000) + 0.5) / 100_000
+    density = distribution.density(grid, 0.0, 1.0)
+    return float(sum(share * (density * each.cdf(grid)).mean() for share, each in zip(shares, BREAKING, strict=True)))
+
+
+def profile_campaigns(profile: str, shares: tuple[float, float] | None, n_campaigns: int) -> Iterator[Outcome]:
+    """Campaigns whose uniform stream follows a profile, and the weights of the seeds if there are shares."""
+    theta, shares = Theta("theta", 0, 1, distribution=profile), shares or SHARES_OF_GROUPS
+    truth, counter = _rate_under(theta.distribution, shares), np.arange(500)
+    for k in range(n_campaigns):
+        space, breaks = _occurring(theta, shares, 120, k)
+        drawn = space.uniform_tests(counter, UNIFORM_STREAM, counter)
+        tests = np.bincount(drawn.seed, minlength=120)
+        faults = np.bincount(drawn.seed, drawn.theta[:, 0] > breaks[drawn.seed], minlength=120)
+        yield fault_rate(tests, faults.astype(np.int64), space.seed_weight), truth
+
+
+def weighted_campaigns(profile: str, n_campaigns: int) -> Iterator[Outcome]:
+    """Campaigns with uniform theta, whose tests are weighted afterwards."""
+    theta, distribution = Theta("theta", 0, 1), read_distribution(profile)
+    truth, counter = _rate_under(distribution, SHARES_OF_GROUPS), np.arange(500)
+    for k in range(n_campaigns):
+        space, breaks = _occurring(theta, SHARES_OF_GROUPS, 120, k)
+        drawn = space.uniform_tests(counter, UNIFORM_STREAM, counter)
+        weight = distribution.density(drawn.theta[:, 0], 0.0, 1.0)
+        yield weighted_fault_rate(drawn.seed, drawn.theta[:, 0] > breaks[drawn.seed], weight), truth
+
+
+@dataclass(frozen=True)
+class Reviewed:
+    """A population of inputs: `draw(rng, n)` gives, for n seeds, the fault rates and the shares of valid faults."""
+
+    draw: Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
+    valid_rate: float
+
+
+def _hard(share, rate, valid, easy_rate, easy_valid):
+    def draw(rng, n):
+        is_hard = rng.random(n) < share
+        return np.where(is_hard, rate, easy_rate), np.where(is_hard, valid, easy_valid)
+
+    return Reviewed(draw, share * rate * valid + (1 - share) * easy_rate * easy_valid)
+
+
+REVIEWED = {
+    "all alike": _hard(0.0, 0.0, 0.0, 0.05, 0.7),
+    "all valid": Reviewed(lambda rng, n: (rng.beta(0.3, 3, n), np.ones(n)), 0.3 / 3.3),
+    "none valid": _hard(0.1, 0.5, 0.0, 0.01, 0.0),
+    "few fail often, hardly valid": _hard(0.05, 0.8, 0.2, 0.01, 0.95),
+    "few fail, each all or nothing": Reviewed(
+        lambda rng, n: (np.where(rng.random(n) < 0.08, 0.9, 0.0), (rng.random(n) < 0.5) * 1.0), 0.036
+    ),
+}
+
+
+def review_campaigns(
+    reviewed: Reviewed, n_seeds: int, n_tests: int, n_marks: int, unsure: float, n_campaigns: int
+) -> Iterator[Outcome]:
+    """Campaigns on fresh seeds, with marks on a random sample of their faults; some are marked unsure at random."""
+    for k in range(n_campaigns):
+        rng = np.random.default_rng(k)
+        rates, shares = reviewed.draw(rng, n_seeds)
+        seed = rng.integers(0, n_seeds, n_tests)
+        is_fault = rng.random(n_tests) < rates[seed]
+        is_valid = rng.random(n_tests) < shares[seed]
+        marked = rng.permutation(np.flatnonzero(is_fault))[:n_marks]
+        if not len(marked):
+            continue
+        is_unsure = rng.random(len(marked)) < unsure
+        tests, faults = (np.bincount(seed[which], minlength=n_seeds) for which in (slice(None), is_fault))
+        rate = fault_rate(tests, faults, tail=TAIL_PROBABILITY / 2)
+        yield valid_fault_rate(rate, seed[marked], is_valid[marked] & ~is_unsure, is_unsure), reviewed.valid_rate
