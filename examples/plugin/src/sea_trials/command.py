@@ -1,14 +1,14 @@
-"""`themis seas`: how rough the sea of a run was."""
+"""Print the share of the tests of a run that broke the model.
 
-HELP = "Print the share of the tests of a run that broke the model."
-EXAMPLES = "themis seas runs/first"
+themis seas runs/first
+"""
 
 
 def add_arguments(parser):
     parser.add_argument("run", metavar="RUN", help="folder of the run")
 
 
-def execute(arguments, explicit_options):
+def execute(arguments):
     import themis
     from themis.text import print_text
 
