@@ -12,21 +12,30 @@ both sides have broken. In Carlini and Wagner's attack, ours chooses its own ste
 the first pictures of both sets (`--skip` leaves them out), and foolbox gets the best of several steps and weights;
 `--long` adds a row in which the reference searches nine times longer. If foolbox's attack fails, it returns a black
 picture and counts it as a success if its answer differs: here it counts as a failure.
+
+`--queries 100,1000` compares the attacks that only ask the model instead, on a CPU: `square` with ART's Square attack,
+and `square_label` with HopSkipJump of foolbox and of ART. A wrapper counts every picture that the model is asked about,
+including those that only fill up a batch, and stops HopSkipJump when its queries are spent or no picture is left to
+break. HopSkipJump succeeds if it ever asked about a fault within the radius; it starts with uniform noise, or with
+another picture where the noise is no fault, which costs it nothing. Time is CPU time. Results are stored row by row.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import math
 import os
 import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from paper import read_pictures, read_target, write_json
 from rich.console import Console
@@ -36,12 +45,17 @@ from torch import Tensor, nn
 
 from themis import Target
 from themis.oracle import Wrong
-from themis.perturb import Context, perturb
+from themis.perturb import Context, Perturbation, perturb
 from themis.perturb.attack import APGD_STEPS as AUTO_STEPS
 from themis.perturb.attack import ATTACKS, FIRST_STEP, STEP, STEPS
 from themis.perturb.attack import CW_SEARCHES as SEARCHES
 from themis.perturb.attack import CW_STEPS as CARLINI_STEPS
+from themis.perturb.names import read_perturbation
 
+ASKING_RADIUS = {"LeNet-5": 0.13, "ResNet-56": 1 / 255}
+"""The radius of attacks that only ask, if it is not that of FGSM; LeNet-5's was chosen on other pictures."""
+FIRST_SAMPLES = (10, 100)
+"""The samples of HopSkipJump's first estimate of the gradient with few queries, and by default."""
 POINTS, MORE = 1.0, 1.05
 """Aims: success at most `POINTS` points below the reference, and at most `MORE` times its distortion."""
 BATCH = {"cpu": 64, "cuda": 256}
@@ -123,12 +137,16 @@ def rows(bench: AttackedModel, requested: list[str], is_long: bool) -> list[Row]
     return [row for row in candidates if row.attack in requested]
 
 
+def art_classifier(module: nn.Module, bench: AttackedModel) -> Any:
+    return reference("art.estimators.classification").PyTorchClassifier(
+        module, nn.CrossEntropyLoss(), tuple(bench.inputs.shape[1:]), 10, clip_values=bench.target.bounds,
+        device_type="cpu" if bench.target.device.type == "cpu" else "gpu",
+    )  # fmt: skip
+
+
 def auto(module: WithPreprocessing, bench: AttackedModel) -> Callable[[Tensor, Tensor], Tensor]:
     device = bench.target.device
-    classifier = reference("art.estimators.classification").PyTorchClassifier(
-        module, nn.CrossEntropyLoss(), tuple(bench.inputs.shape[1:]), 10, clip_values=bench.target.bounds,
-        device_type="cpu" if device.type == "cpu" else "gpu",
-    )  # fmt: skip
+    classifier = art_classifier(module, bench)
 
     def run(inputs: Tensor, labels: Tensor) -> Tensor:
         attack = reference("art.attacks.evasion").AutoProjectedGradientDescent(
@@ -151,16 +169,140 @@ def reference(module: str) -> Any:
         sys.exit(0)
 
 
-def ours(row: Row, bench: AttackedModel) -> Callable[[Tensor, Tensor], Tensor]:
+def ours(row: Row, bench: AttackedModel, attack: Perturbation | None = None) -> Callable[[Tensor, Tensor], Tensor]:
     def run(inputs: Tensor, labels: Tensor) -> Tensor:
         def margin(outputs: Tensor) -> Tensor:
             return Wrong().compare(outputs, outputs, labels).margin
 
         context = Context(bench.target.bounds, bench.target, labels, margin=margin)
         theta = torch.full((len(inputs), 1), row.theta, device=inputs.device)
-        return perturb(OURS[row.attack], inputs, theta, torch.arange(len(inputs), device=inputs.device), context)
+        noise_seed = torch.arange(len(inputs), device=inputs.device)
+        return perturb(attack or OURS[row.attack], inputs, theta, noise_seed, context)
 
     return run
+
+
+class QueriesSpentError(Exception):
+    """Ends an attack that would go on asking."""
+
+
+class Asked(nn.Module):
+    """The model; counts the pictures that it is asked about."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__()
+        self.model = WithPreprocessing(target)
+        self.n_asked, self.left = 0, math.inf
+        self.inputs = self.labels = self.is_broken = torch.empty(0)
+        self.radius = 0.0
+        self.seconds = 0.0
+        """CPU time of remembering faults, which is not the attack's."""
+
+    def watch(self, inputs: Tensor, labels: Tensor, radius: float, queries: int) -> None:
+        """Remember which of `inputs` had a fault within the radius, for `queries` questions about each at most."""
+        self.inputs, self.labels, self.radius, self.left = inputs, labels, radius, queries * len(inputs)
+        self.is_broken = torch.zeros(len(inputs), dtype=torch.bool)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.left < len(inputs) or (len(self.is_broken) and bool(self.is_broken.all())):
+            raise QueriesSpentError
+        self.n_asked += len(inputs)
+        self.left -= len(inputs)
+        outputs: Tensor = self.model(inputs)
+        if len(self.is_broken):
+            start = process_time()
+            is_inside = (inputs - self.inputs).flatten(1).abs().amax(1) <= self.radius * (1 + 1e-4)
+            is_fault = is_inside & (outputs.argmax(1) != self.labels)
+            self.is_broken |= is_fault if len(self.inputs) > 1 else is_fault.any()
+            self.seconds += process_time() - start
+        return outputs
+
+
+def asking_attacks(bench: AttackedModel, queries: int) -> dict[str, dict[str, Callable[[Asked], Tensor]]]:
+    """By the name of our attack, every tool's function of the model that returns which pictures were broken."""
+    radius, inputs, labels = bench.box, bench.inputs, bench.labels
+    n_first = FIRST_SAMPLES[queries >= 1000]
+    in_box = Row("square", radius, "", "max", lambda inputs, labels: inputs)
+
+    def themis(name: str) -> Callable[[Asked], Tensor]:
+        def run(asked: Asked) -> Tensor:
+            attack = read_perturbation(f"{name}(queries={queries})")
+            asking = replace(bench, target=Target(asked, bounds=bench.target.bounds))
+            return judge(ours(in_box, asking, attack)(inputs, labels), in_box, bench)[0]
+
+        return run
+
+    def art_square(asked: Asked) -> Tensor:
+        attack = reference("art.attacks.evasion").SquareAttack(
+            art_classifier(asked, bench), eps=radius, max_iter=queries // 3 - 1, verbose=False
+        )  # three queries per step, and three at the start
+        return judge(torch.from_numpy(attack.generate(inputs.numpy(), labels.numpy())), in_box, bench)[0]
+
+    def starts() -> Tensor:
+        low, high = bench.target.bounds
+        noise = torch.rand_like(inputs) * (high - low) + low
+        is_fault = bench.target.forward(noise).argmax(1) != labels
+        other = (labels[:, None] != labels).float().argmax(1)
+        return torch.where(is_fault.view(-1, 1, 1, 1), noise, inputs[other])
+
+    @torch.no_grad()
+    def foolbox_jump(asked: Asked) -> Tensor:
+        foolbox = reference("foolbox")
+        attack = foolbox.attacks.HopSkipJumpAttack(initial_gradient_eval_steps=n_first, constraint="linf")
+        model = foolbox.PyTorchModel(asked, bounds=bench.target.bounds, device="cpu")
+        asked.watch(inputs, labels, radius, queries)
+        with contextlib.suppress(QueriesSpentError):
+            attack.run(model, inputs, foolbox.criteria.Misclassification(labels), starting_points=starts())
+        return asked.is_broken
+
+    def art_jump(asked: Asked) -> Tensor:
+        attack = reference("art.attacks.evasion").HopSkipJump(
+            art_classifier(asked, bench), norm="inf", max_iter=1000, init_eval=n_first, verbose=False
+        )
+        is_broken, first = [], starts()
+        for k in range(len(inputs)):
+            one = slice(k, k + 1)
+            asked.watch(inputs[one], labels[one], radius, queries)
+            with contextlib.suppress(QueriesSpentError):
+                attack.generate(inputs[one].numpy(), labels[one].numpy(), x_adv_init=first[one].numpy())
+            is_broken.append(asked.is_broken)
+        return torch.cat(is_broken)
+
+    return {
+        "square": {"Themis": themis("square"), "ART": art_square},
+        "square_label": {"Themis": themis("square_label"), "foolbox": foolbox_jump, "ART": art_jump},
+    }
+
+
+def measure_asking(name: str, tools: dict[str, Callable[[Asked], Tensor]], bench: AttackedModel) -> dict[str, Any]:
+    result: dict[str, Any] = {"model": bench.name, "attack": name, "theta": bench.box, "n": len(bench.inputs)}
+    for tool, attack in tools.items():
+        torch.manual_seed(0)
+        np.random.seed(0)
+        asked = Asked(bench.target).eval()
+        start = process_time()
+        is_broken = attack(asked)
+        result[tool] = {
+            "success": float(is_broken.float().mean()),
+            "queries": asked.n_asked / len(bench.inputs),
+            "cpu_seconds": process_time() - start - asked.seconds,
+        }
+    return result
+
+
+def compare_asking(benches: list[AttackedModel], queries: list[int], path: str | None) -> None:
+    """Print and store every comparison without a gradient as soon as it is finished."""
+    for module in ("foolbox", "art.attacks.evasion", "art.estimators.classification"):
+        reference(module)  # importing takes time that is not the attack's
+    results: list[dict[str, Any]] = []
+    for bench in benches:
+        narrow = replace(bench, box=ASKING_RADIUS.get(bench.name, bench.box))
+        for n in queries:
+            for name, tools in asking_attacks(narrow, n).items():
+                results.append({"queries": n, **measure_asking(name, tools, narrow)})
+                print(results[-1], flush=True)
+                if path:
+                    write_json(path, bench.inputs.device, results)
 
 
 def in_batches(attack: Callable[[Tensor, Tensor], Tensor], bench: AttackedModel) -> tuple[Tensor, float]:
@@ -257,6 +399,8 @@ def benches(arguments: argparse.Namespace, device: torch.device) -> list[Attacke
         )
     attacked_models = []
     for name, target, inputs, labels, strength in models:
+        if arguments.models and name not in arguments.models.split(","):
+            continue
         target.module.eval().to(device)
         assert labels is not None
         window = slice(arguments.skip, arguments.skip + 2 * arguments.n)
@@ -276,6 +420,8 @@ def main() -> None:
     parser.add_argument("--skip", type=int, default=0, help="number of pictures to leave out at the beginning")
     parser.add_argument("--attacks", help="apgd needs ART, the others foolbox")
     parser.add_argument("--repeats", type=int)
+    parser.add_argument("--queries", help="compare the attacks that only ask the model, with these numbers of queries")
+    parser.add_argument("--models", help="only these, such as LeNet-5")
     parser.add_argument(
         "--long",
         action="store_true",
@@ -287,8 +433,12 @@ def main() -> None:
     arguments = complete(parser.parse_args(), QUICK, FULL)
     device = torch.device(arguments.device)
     reference("foolbox")
+    attacked_models = benches(arguments, device)
+    if arguments.queries:
+        compare_asking(attacked_models, [int(n) for n in arguments.queries.split(",")], arguments.json)
+        return
     results = []
-    for bench in benches(arguments, device):
+    for bench in attacked_models:
         fewer = replace(bench, inputs=bench.inputs[: arguments.n // 4], labels=bench.labels[: arguments.n // 4])
         for row in rows(bench, arguments.attacks.split(","), arguments.long):
             is_long = row.steps != SHORT and row.attack == "cw"

@@ -61,7 +61,7 @@ class TracedPasses:
         self.target, self.criterion, self.is_captured = target, criterion, is_captured
         self.layers = target.find_layers(example)
         self.by_name = {layer.name: layer for layer in self.layers}
-        self.view = View.of(criterion, target, self.layers, example)
+        self.view = View(criterion, target, self.layers, example)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs = self._outputs = torch.empty(0)
 

@@ -32,10 +32,9 @@ from searching.campaigns import are_uniform
 from searching.files import write_results
 
 import themis
-from themis.campaign.planning import is_little_left
+from themis.campaign.loop import is_little_left
 from themis.judge.estimate import Estimate
-from themis.judge.reach import FACTOR, forecast
-from themis.judge.risk import residual_risk
+from themis.judge.risk import FACTOR, forecast, residual_risk
 from themis_lab.zoo import data, load
 
 RESULTS = Path(__file__).parent / "results" / "discovery.json"

@@ -17,18 +17,19 @@ import gzip
 import json
 import shutil
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from merging import merge_evaluations
 
 from themis.data import Seeds
 from themis_lab.evaluation.figures import draw_evaluation
-from themis_lab.evaluation.merge import merge_evaluations
 from themis_lab.evaluation.page import CELLS_PAGE, FIGURES, cells_page, evaluation_page
 from themis_lab.evaluation.plan import EvaluationPlan
 from themis_lab.evaluation.summary import Evaluation
-from themis_lab.zoo.splits import ReadSplit, SplitName, read_cifar10, read_mnist, read_udacity
+from themis_lab.zoo.datasets import read_cifar10, read_mnist, read_udacity
 
 ROOT = Path(__file__).parents[1]
 PLAN = ROOT / "benchmarks/evaluation.yaml"
@@ -68,7 +69,7 @@ def store_truth(folder: Path) -> None:
     RESULTS.write_text(json.dumps({**stored, **truth}) + "\n")
 
 
-SAMPLES: tuple[tuple[str, ReadSplit, SplitName, int], ...] = (
+SAMPLES: tuple[tuple[str, Callable[..., Seeds], str, int], ...] = (
     ("cifar10", read_cifar10, "test", 1800),
     ("cifar10", read_cifar10, "train", 1500),
     ("mnist", read_mnist, "train", 4000),
@@ -98,7 +99,7 @@ def sample_data(data: Path, out: Path) -> None:
             shutil.copyfile(file, copy)
     sample_pictures(data / "imagenet_samples", out / "imagenet_samples")
     for folder, read, split, n in SAMPLES:
-        seeds = read(data / folder, split)
+        seeds = read(data / folder, split=split)
         rows = torch.arange(n) * len(seeds) // n
         write_idx(seeds[rows], out / folder, f"sample-{split}")
 

@@ -27,11 +27,11 @@ from searching.arguments import add_quick, complete
 
 import themis
 from themis import Normalize, Run, Target
-from themis.data.readers import data_folder, read_cifar10
 from themis.data.seeds import Seeds, read_seeds
 from themis.runs.environment import describe_environment
 from themis.target.activations import Granularity
 from themis_lab.zoo import resnet56
+from themis_lab.zoo.datasets import data_folder, read_cifar10
 
 N_SEEDS = 2_000
 MAGNITUDE = 0.05

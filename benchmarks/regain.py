@@ -12,19 +12,25 @@ are over both. The results have the frontier of every training, on the held-out 
 techniques, one random seed. The segmentation of the embedded digits needs no data folder. `--pack FILE` writes models
 and data to one file, which `--packed FILE` reads on a machine without the data folder. `--table` prints the table of
 results, joined if there are several files.
+
+The rows `choice ...`, whose models are trained here, measure how well the point of the frontier is chosen, and the rows
+`alone ...` what is regained without training data: `--no-quick --techniques themis --rows 'choice *' --json FILE`, and
+then `--table FILE`.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import os
 import sys
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
-from functools import cache, reduce
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
@@ -33,30 +39,29 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from searching import packs, segmenter
+from searching import packs, segmenter, trained
 from searching.arguments import complete, row_parser
 from searching.files import write_results
 from torch import Tensor
 
 from themis.compute.rng import Rng
-from themis.data.datasets import FRAMES_PER_BLOCK
+from themis.data.seeds import read_seeds
 from themis.measure.tests import Tests
 from themis.perturb import Context, Perturbation, Theta
 from themis.perturb.attack import STEPS, in_steps
 from themis.retraining.batches import can_distill
 from themis.retraining.changes import Shift, paired
-from themis.retraining.checkpoint import put_weights
 from themis.retraining.examine import Column, Exam, examine
-from themis.retraining.frontier import FrontierPoint, choose_point, join_frontiers, next_point
-from themis.retraining.material import Material, of_tests
+from themis.retraining.frontier import FrontierPoint, choose_share, join_frontiers
+from themis.retraining.material import Material, join_material, of_tests
 from themis.retraining.recipe import Recipe, named_perturbation
-from themis.retraining.steps import join_material
-from themis.retraining.tune import Tuned, interpolate, tune
+from themis.retraining.tune import TrainedModel, tune
 from themis.runs.parts import Parts
 from themis.target.ledger import Ledger
 from themis.target.target import Target
-from themis_lab.contest.cells import pack, unpack
-from themis_lab.contest.choosing import choose_competitor, choose_tests, fit_criterion, run_technique
+from themis_lab.contest.cells import choose_tests, fit_criterion, run_technique
+from themis_lab.contest.plan import choose_competitor
+from themis_lab.zoo.datasets import FRAMES_PER_BLOCK
 
 BASELINES = ("nc", "kmnc", "idc", "lsa")
 RIVALS = ("random", "augmix", "pgd", *BASELINES)
@@ -81,6 +86,8 @@ QUICK: dict[str, Any] = {"rows": ["pdf edit"], "random_seeds": 1, "share": 0.3, 
 FULL: dict[str, Any] = {"rows": ["*"], "random_seeds": 5, "share": 1.0, "techniques": ",".join((OWN, *RIVALS))}
 SEEDS = {"resnet56-cifar10": (5_000, 8_000), "dave2-udacity": (1_100, 4_514)}
 """Maximum numbers of test seeds and training inputs."""
+MOST, TRAINED_ON = 10_000, 8_000
+"""The same in rows that measure the choice of a point."""
 TOLERANCE = 0.0025
 EPOCHS = 10
 N_CHOSEN = 1_000
@@ -104,6 +111,10 @@ class Row:
     draws: int = 5
     stretch: int | None = None
     """Consecutive seeds that are searched, held out or judged together: a frame hardly differs from the next one."""
+    searched: int | None = None
+    """The number of seeds that are searched, of all test seeds, which are judged otherwise; None for a smaller set."""
+    has_train: bool = True
+    """Whether training data are at hand; otherwise only the searched seeds are trained on."""
 
     def suits(self, technique: str) -> bool:
         """Whether a technique differs from the others here: augmix needs pictures, and drawing an attack is pgd."""
@@ -144,12 +155,63 @@ ROWS = (
 """In order of value: attacks, the slowest, come last."""
 
 
+def pack(column: Column) -> str:
+    """Numbers as text: float32 and compressed, since most of them repeat."""
+    return base64.b85encode(zlib.compress(column.astype("<f4").tobytes(), 9)).decode()
+
+
+def unpack(text: str) -> Column:
+    """The inverse of `pack`."""
+    return np.frombuffer(zlib.decompress(base64.b85decode(text)), "<f4").astype(np.float64)
+
+
+def _choice(model: str, passes: int, *perturbations: str, searched: int = 2_000) -> Iterator[Row]:
+    """A row per perturbation, on which it is measured how well the point of the frontier is chosen."""
+    for name in perturbations:
+        title = f"choice {model} {name.replace(':', ' ')}"
+        yield Row(title, model, (name,), passes, draws=1, searched=searched)
+
+
+CHOICES = (
+    *_choice("cnn-mnist", 200_000, "rotate", "gaussian:0.8"),
+    *_choice("mlp-drebin", 300_000, "edit:3.0", searched=1_000),
+    *_choice("mlp-pdf", 300_000, "table_noise:0.3", "edit_worst:3.0"),
+    *_choice("resnet8-cifar10", 200_000, "jpeg", "motion_blur"),
+)
+"""None of these models was in view when the expected fall was chosen to decide how far the weights go."""
+ALONE = tuple(
+    Row(
+        f"alone {model} {name.replace(':', ' ')}, {searched:,} seeds, {passes:,} passes",
+        model,
+        (name,),
+        passes,
+        draws=1,
+        searched=searched,
+        has_train=False,
+    )
+    for model, name in (
+        ("lenet5-mnist", "gaussian:0.8"),
+        ("resnet8-cifar10", "jpeg"),
+        ("mlp-pdf", "table_noise:0.3"),
+        ("mlp-drebin", "edit:3.0"),
+    )
+    for searched, passes in ((300, 200_000), (1_000, 50_000), (1_000, 200_000), (1_000, 800_000))
+)
+"""What is regained from the searched seeds alone."""
+ALL_ROWS = (*ROWS, *CHOICES, *ALONE)
+
+
 @cache
-def load(model: str, device: str, packed: str | None) -> packs.ModelWithData:
-    packs.SEEDS = {**packs.SEEDS, **SEEDS}
+def load(model: str, device: str, packed: str | None, searched: int | None) -> packs.ModelWithData:
+    packs.SEEDS = {**packs.SEEDS, **SEEDS} if searched is None else {model: (MOST, TRAINED_ON)}
     if packed is not None:
         return packs.read_pack(packed, model, device)
-    return segmenter.train_segmenter(device) if model == segmenter.NAME else packs.load_model(model, device)
+    if model == segmenter.NAME:
+        return segmenter.train_segmenter(device)
+    if model in trained.NETWORKS:
+        target, test, train = trained.train(model, device)
+        return packs.ModelWithData(target, test, read_seeds(train, TRAINED_ON))
+    return packs.load_model(model, device)
 
 
 @dataclass(frozen=True)
@@ -171,8 +233,10 @@ class Cell:
 @cache
 def original(row: Row, device: str, packed: str | None, share: float) -> tuple[Target, Parts, Column, Column]:
     """The model of a row, its seeds, and its clean and disturbed grades on the judge seeds."""
-    loaded = load(row.model, device, packed)
-    parts = loaded.parts(share, row.stretch)
+    loaded = load(row.model, device, packed, row.searched)
+    parts = loaded.parts(share, row.stretch, row.searched)
+    if not row.has_train:
+        parts = replace(parts, train=parts.train[torch.arange(0)])
     target = loaded.with_settled_oracle(row.oracle, parts.search)
     return target, parts, *grade(row, target, parts, Ledger())
 
@@ -218,11 +282,10 @@ def run(cell: Cell) -> dict[str, Any]:
     tuned = tune(target, replace(material, groups=groups), perturbations, recipe, fresh_from=other)
     trained = perf_counter()
     after = dict(zip(("clean", "disturbed"), grade(row, tuned.target, parts, tuned.ledger), strict=True))
-    own = tuned.frontier[tuned.chosen].share
     return {
         "technique": cell.technique,
         "random_seed": cell.random_seed,
-        "share": own,
+        "share": tuned.share,
         "before": {"clean": pack(clean), "disturbed": pack(disturbed)},
         **{name: float(column.mean()) for name, column in after.items()},
         "judge_seeds": len(parts.judge),
@@ -230,18 +293,17 @@ def run(cell: Cell) -> dict[str, Any]:
         "passes_of_search": spent,
         "passes": round(spent + (recipe.batches or 0) * EPOCHS * per_batch),
         "frontier": [asdict(point) for point in tuned.frontier],
-        "next": next_point(tuned.frontier, tuned.chosen),
         "judge_frontier": list(_judge_frontier(row, tuned, parts)),
         "seconds": {"train": round(trained - began, 2), "all": round(perf_counter() - start, 2)},
         "after": {name: pack(column) for name, column in after.items()},
     }
 
 
-def _judge_frontier(row: Row, tuned: Tuned, parts: Parts) -> Iterator[dict[str, Any]]:
+def _judge_frontier(row: Row, tuned: TrainedModel, parts: Parts) -> Iterator[dict[str, Any]]:
     """The frontier on the judge seeds, which nothing is chosen by; at most two uniform tests per seed."""
     for point in tuned.frontier:
-        put_weights(tuned.target.module, interpolate(*tuned.ends, point.share))
-        clean, disturbed = grade(replace(row, draws=min(2, row.draws)), tuned.target, parts, tuned.ledger)
+        model = tuned.at(point.share)
+        clean, disturbed = grade(replace(row, draws=min(2, row.draws)), model.target, parts, model.ledger)
         scores = {"clean": float(clean.mean()), "disturbed": float(disturbed.mean())}
         yield {"share": point.share, **scores, "by_seed": {"clean": pack(clean), "disturbed": pack(disturbed)}}
 
@@ -270,7 +332,7 @@ def _material(cell: Cell, target: Target, parts: Parts, perturbations: dict[str,
         tests = executed.tests[choose_tests(executed, N_CHOSEN // len(perturbations))]
         materials.append(of_tests(tests, parts.search, perturbation, target, clean=parts.train))
         spent += executed.passes
-    return reduce(join_material, materials), spent
+    return join_material(materials), spent
 
 
 def mix_augmentations(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
@@ -310,10 +372,9 @@ AUGMIX = Perturbation("augmix", (Theta("strength", 0, 1),), mix_augmentations, i
 class Standings:
     """The cells of a row, by technique and random seed, with the grades of the point that is chosen for each technique.
 
-    As in `themis retrain`, the seeds that all trainings of a technique held out choose one point for them together, by
-    the present rule: stored frontiers need no new training if it changes. If the judge frontier of a training is not
-    stored, each training of its technique stays at the point of its own that it was graded at; and all trainings of the
-    row do, if it is one of themis, of random or of a baseline.
+    As in `themis retrain`, the seeds that all trainings of a technique held out choose one point for them together. If
+    the judge frontier of a training is not stored, each training of its technique stays at the point of its own that it
+    was graded at; and all trainings of the row do, if it is one of themis, of random or of a baseline.
     """
 
     def __init__(self, cells: list[dict[str, Any]]) -> None:
@@ -324,8 +385,8 @@ class Standings:
         has_frontiers = all(
             cell["judge_frontier"] for cell in cells if cell["technique"] in (OWN, "random", *BASELINES)
         )
-        for technique, trained in by_technique.items():
-            settled = _settled(trained) if has_frontiers else ((cell, cell) for cell in trained)
+        for technique, trainings in by_technique.items():
+            settled = _settled(trainings) if has_frontiers else ((cell, cell) for cell in trainings)
             self.cells[technique] = {cell["random_seed"]: grades for cell, grades in settled}
         self.trained = by_technique
 
@@ -356,15 +417,8 @@ class Standings:
 
         Both are means over the trainings, interpolated between shares. None if the frontiers are not known.
         """
-        frontiers = [cell["judge_frontier"] for cell in self.trained[technique]]
-        if not all(frontiers):
-            return None
-        shares = [point["share"] for point in frontiers[0]]
-        scores = [[(point["clean"], point["disturbed"]) for point in frontier] for frontier in frontiers]
-        clean, disturbed = np.mean(scores, 0).T
-        fine = np.linspace(0, 1, 201)
-        is_within = np.interp(fine, shares, clean[0] - clean) <= loss
-        return float(np.interp(fine, shares, disturbed)[is_within].max())
+        trainings = self.trained[technique]
+        return _best_within(trainings, loss) if all(cell["judge_frontier"] for cell in trainings) else None
 
 
 def _settled(cells: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, dict[str, str]]]]:
@@ -372,11 +426,83 @@ def _settled(cells: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict
     if not all(cell["judge_frontier"] for cell in cells):
         yield from ((cell, cell) for cell in cells)
         return
-    frontiers = [[FrontierPoint(**point) for point in cell["frontier"]] for cell in cells]
-    chosen = choose_point(join_frontiers(frontiers), TOLERANCE)
+    settled = cells[0].get("settled")  # the index of the point, by an earlier rule
+    share = _share_of(cells) if settled is None else cells[0]["judge_frontier"][settled]["share"]
     for cell in cells:
-        points = [point["by_seed"] for point in cell["judge_frontier"]]
-        yield cell, {"before": points[0], "after": points[chosen]}
+        yield cell, {"before": cell["judge_frontier"][0]["by_seed"], "after": _grades_at(cell, share)}
+
+
+def _share_of(cells: list[dict[str, Any]]) -> float:
+    """The share of the way that trainings choose together."""
+    frontiers = [[FrontierPoint(**point) for point in cell["frontier"]] for cell in cells]
+    return choose_share(join_frontiers(frontiers), TOLERANCE)
+
+
+def _grades_at(cell: dict[str, Any], share: float) -> dict[str, str]:
+    """The grades on the judge seeds at a share of the way, interpolated between those that were measured."""
+    points = cell["judge_frontier"]
+    shares = [point["share"] for point in points]
+    if share in shares:
+        return dict(points[shares.index(share)]["by_seed"])
+    k = int(np.searchsorted(shares, share))
+    part = (share - shares[k - 1]) / (shares[k] - shares[k - 1])
+    ends = [{name: unpack(text) for name, text in point["by_seed"].items()} for point in points[k - 1 : k + 1]]
+    return {name: pack(low + part * (ends[1][name] - low)) for name, low in ends[0].items()}
+
+
+def choices(rows: dict[str, list[dict[str, Any]]]) -> str:
+    """How well points were chosen, as Markdown: of each training alone, and of the trainings of a row together.
+
+    The best is the highest disturbed score on the judge seeds at a clean loss of at most the tolerance.
+    """
+    lines = [
+        "| row | trainings | before | best within the tolerance | share of it regained, alone | together | clean "
+        "change, alone | together |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    found: dict[str, list[tuple[float, float]]] = {"alone": [], "together": []}
+    for name, every in rows.items():
+        cells = [cell for cell in every if cell["technique"] == OWN]
+        chosen = {"alone": [_judged([cell]) for cell in cells], "together": [_judged(cells)]}
+        before, best = cells[0]["judge_frontier"][0]["disturbed"], _best_within(cells)
+        entries = [name.removeprefix("choice "), str(len(cells)), f"{100 * before:.1f}", f"{100 * best:.1f}"]
+        entries += [", ".join(f"{100 * gain:.0f}%" for gain, _ in each) for each in chosen.values()]
+        entries += [", ".join(_points(change) for _, change in each) for each in chosen.values()]
+        lines.append(f"| {' | '.join(entries)} |")
+        for kind, each in chosen.items():
+            found[kind] += each
+    for kind, each in found.items():
+        n_enough, n_far = sum(gain >= 0.95 for gain, _ in each), sum(change < -2 * TOLERANCE for _, change in each)
+        lines.append(
+            f"\n{kind}: {n_enough} of {len(each)} regain 95% of the best; the clean score of {n_far} falls by more "
+            "than twice the tolerance"
+        )
+    return "\n".join(lines)
+
+
+def _judged(cells: list[dict[str, Any]]) -> tuple[float, float]:
+    """Which share of the best gain within the tolerance trainings regain where they choose to go, and at which loss."""
+    shares, clean, disturbed = _mean_frontier(cells)
+    share = _share_of(cells)
+    gain = float(np.interp(share, shares, disturbed)) - disturbed[0]
+    return gain / (_best_within(cells) - disturbed[0]), float(np.interp(share, shares, clean)) - clean[0]
+
+
+def _mean_frontier(cells: list[dict[str, Any]]) -> Column:
+    """Shares, clean and disturbed scores on the judge seeds, a mean over trainings, `[3, points]`."""
+    frontiers = [
+        [(point["share"], point["clean"], point["disturbed"]) for point in cell["judge_frontier"]] for cell in cells
+    ]
+    mean: Column = np.mean(frontiers, 0).T
+    return mean
+
+
+def _best_within(cells: list[dict[str, Any]], loss: float = TOLERANCE) -> float:
+    """The highest disturbed score at a clean loss of at most `loss`, on the judge seeds."""
+    shares, clean, disturbed = _mean_frontier(cells)
+    fine = np.linspace(0, 1, 201)
+    is_within = np.interp(fine, shares, clean[0] - clean) <= loss
+    return float(np.interp(fine, shares, disturbed)[is_within].max())
 
 
 def table(rows: dict[str, list[dict[str, Any]]], loss: float = TOLERANCE) -> str:
@@ -445,7 +571,7 @@ def _interval(shift: Shift) -> str:
 
 def read_cells(paths: list[str]) -> dict[str, list[dict[str, Any]]]:
     """The cells of every row in some files; of a training that is in several files, the last counts."""
-    found: dict[str, dict[tuple[str, int], dict[str, Any]]] = {row.name: {} for row in ROWS}
+    found: dict[str, dict[tuple[str, int], dict[str, Any]]] = {row.name: {} for row in ALL_ROWS}
     for path in paths:
         for name, row in json.loads(Path(path).read_text())["results"]["rows"].items():
             found.setdefault(name, {}).update({(cell["technique"], cell["random_seed"]): cell for cell in row["cells"]})
@@ -480,14 +606,17 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     arguments, start = parse(), perf_counter()
     if arguments.table:
-        print(table(read_cells(arguments.table), arguments.loss))
+        found = read_cells(arguments.table)
+        of_choices = {name: cells for name, cells in found.items() if name.startswith("choice ")}
+        print(choices(of_choices) if of_choices else table(found, arguments.loss))
         return
-    rows = [row for row in ROWS if any(fnmatch(row.name, glob) for glob in arguments.rows)]
+    known = ROWS if arguments.rows == FULL["rows"] else ALL_ROWS
+    rows = [row for row in known if any(fnmatch(row.name, glob) for glob in arguments.rows)]
     if not (os.environ.get("THEMIS_DATA") or arguments.packed):
         print("skipped: rows on real data; set THEMIS_DATA to the data folder, or pass --packed", flush=True)
         rows = [row for row in rows if row.model == segmenter.NAME]
     if arguments.pack:
-        packs.write_pack(Path(arguments.pack), {row.model: load(row.model, "cpu", None) for row in rows})
+        packs.write_pack(Path(arguments.pack), {row.model: load(row.model, "cpu", None, row.searched) for row in rows})
         return
     if not rows:
         return

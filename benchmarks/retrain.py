@@ -31,14 +31,13 @@ from searching.files import write_results
 from searching.packs import ModelWithData, load_model, read_pack, write_pack
 
 from themis.errors import ThemisError
-from themis.experiments import Failure, attempt
 from themis.perturb import choose_perturbation
 from themis.retraining.recipe import Recipe
 from themis.target.ledger import Ledger
 from themis_lab.contest.cells import Case, Contest, failed_cell
-from themis_lab.contest.choosing import choose_competitor
-from themis_lab.contest.plan import ContestCell, ContestPlan
+from themis_lab.contest.plan import ContestCell, ContestPlan, choose_competitor
 from themis_lab.contest.standings import show, summarise
+from themis_lab.executors import Failure, attempt
 
 EVERY = 10
 """The intervals of an incomplete row are updated after this many cells."""

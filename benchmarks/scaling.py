@@ -38,9 +38,9 @@ from searching.files import write_results
 import themis
 from themis import RayExecutor, Target
 from themis.campaign import remote
-from themis.campaign.measurer import LocalMeasurer, Portion, Upcoming
 from themis.data import Seeds
 from themis.measure.moments import Accumulator
+from themis.measure.runner import LocalMeasurer, Portion, Upcoming
 from themis_lab.zoo import data, load, resnet56
 
 LATENCY = 2e-3
@@ -54,7 +54,7 @@ AIM = 0.85
 BUSY = 2
 """Load per core above which something else was running: four workers on two cores and their driver have less."""
 PAGE = Path(__file__).parents[1] / "docs" / "scaling-measured.md"
-SIMULATED, ON_PAPER = (1, 2, 4, 8, 16), (1, 10, 100, 1000)
+SIMULATED = (1, 2, 4, 8, 16)
 """Numbers of workers."""
 
 
@@ -230,7 +230,7 @@ def merge_seconds(n_neurons: int) -> float:
     times = []
     for _ in range(50):
         began = time.process_time()
-        into.commit_sums(sums[0], sums[1], 32)
+        into.commit_sums(sums, 32)
         times.append(time.process_time() - began)
     return min(times)
 
@@ -238,7 +238,7 @@ def merge_seconds(n_neurons: int) -> float:
 def simulate(trace: dict[str, Any], n_workers: int, merge: float) -> dict[str, float]:
     """The seconds of the tests of a campaign, the CPU seconds of all its processes, and the share of the driver's time.
 
-    Every process has a core of its own, and the workers share clean activations. One that is free takes the next chunk
+    Every process has a core of its own, and the clean activations that it needs. One that is free takes the next chunk
     that was proposed, else one of the next uniform tests. The driver merges chunks in their order, and proposes the
     next tests once the last one is merged.
     """
@@ -265,80 +265,6 @@ def simulate(trace: dict[str, Any], n_workers: int, merge: float) -> dict[str, f
             run(later, min(free))
     cpu = sum(seconds for chunks in trace["chunks"] for seconds, _ in chunks) + driver
     return {"seconds": now, "cpu": cpu, "driver": driver / now}
-
-
-@dataclass(frozen=True)
-class PaperModel:
-    """A model on paper: what one worker does in a second, and what the driver is sent."""
-
-    name: str
-    neurons: float
-    chunk: int
-    tests_per_second: float
-    """Of one worker."""
-
-    @property
-    def chunk_bytes(self) -> float:
-        """Sums and squares of every neuron, in float64 from a GPU, and the panel's differences."""
-        return 16 * self.neurons + 4 * PANEL * self.chunk
-
-    @property
-    def chunk_seconds(self) -> float:
-        return self.chunk / self.tests_per_second
-
-
-PANEL = 1000
-"""Neurons of the panel."""
-PER_WORKER = 4
-"""Chunks of a round per worker."""
-GROUP, FAN_IN = 16, 16
-"""Chunks that a worker would sum before it sends them, and messages that each node of a tree would merge."""
-LINK = 12.5e9
-"""Bytes per second of a network of 100 Gbit/s."""
-PAPER_MODELS = (
-    PaperModel("ResNet-50, channels", 26_560, 256, 5_400),
-    PaperModel("ResNet-50, elements", 9.6e6, 64, 4_100),
-    PaperModel("a billion neurons", 1e9, 8, 10),
-)
-
-
-def paper_rows(rate: float) -> list[list[str]]:
-    """Passes and bytes per round, and the seconds of workers and driver, which takes in `rate` bytes per second."""
-    rows = []
-    for model in PAPER_MODELS:
-        for n in ON_PAPER:
-            compute, n_bytes = PER_WORKER * model.chunk_seconds, PER_WORKER * n * model.chunk_bytes
-            driver = n_bytes / rate
-            passes = PER_WORKER * n * model.chunk
-            share = compute / max(compute, driver)
-            rows.append(
-                [
-                    *(model.name, f"{n:,}", f"{passes:,}", _size(n_bytes), _seconds(compute)),
-                    *(_seconds(driver), "under 1%" if share < 0.005 else f"{share:.0%}"),
-                ]
-            )
-    return rows
-
-
-def saturation_rows(rate: float) -> list[list[str]]:
-    """The number of workers at which the driver takes as long as they do: as it is, and with less to merge."""
-    rows = []
-    for model in PAPER_MODELS:
-        panel = 4 * PANEL * model.chunk
-        sizes = {
-            "as it is": model.chunk_bytes,
-            "groups": 16 * model.neurons / GROUP + panel,
-            "masks": model.neurons / 8 + panel,
-        }
-        most = [model.chunk_seconds * rate / n_bytes for n_bytes in sizes.values()]
-        level = FAN_IN * model.chunk_bytes / rate  # a node of the tree merges this long per round
-        tree = f"any, rounds of {_seconds(max(level, model.chunk_seconds))}"
-        rows.append([model.name, *(f"{n:,.0f}" if n >= 1 else "none" for n in most), tree])
-    return rows
-
-
-def _seconds(value: float) -> str:
-    return f"{value:,.0f} s" if value >= 10 else f"{value:.2g} s"
 
 
 def _size(n_bytes: float) -> str:
@@ -408,9 +334,6 @@ def _remarks(results: dict[str, Any]) -> list[str]:
                 f"{cpu / local['driver_cpu'] - 1:.0%} more than the local executor, and Ray's own processes add "
                 f"{row['ray_cpu'] / local['driver_cpu']:.0%}."
             )
-    expected = 8 * local["neurons"] + 4 * PANEL * local["chunk"]
-    found = results["ray"][0]["bytes_per_chunk"]
-    remarks.append(f"A message was predicted to have `8 n + 4,000 b` bytes, {_size(expected)}, and has {_size(found)}.")
     return remarks
 
 
@@ -434,34 +357,11 @@ def _workers_text(n: int) -> str:
     return f"Ray, {n} worker" + "s" * (n > 1)
 
 
-def on_paper(results: dict[str, Any]) -> str:
-    """Passes and bytes per round for up to 1,000 workers."""
-    rate = _merge_rate(results)
-    columns = ["model", "workers", "passes per round", "to the driver", "workers take", "driver takes", "efficiency"]
-    return f"The driver takes in {_size(rate)} per second.\n\n{_table(columns, paper_rows(rate))}"
-
-
-def saturation(results: dict[str, Any]) -> str:
-    """Where the driver saturates."""
-    remedies = ["model", "as it is", f"{GROUP} chunks per message", "masks", f"a tree of {FAN_IN}"]
-    return _table(remedies, saturation_rows(_merge_rate(results)))
-
-
-def _merge_rate(results: dict[str, Any]) -> float:
-    """Bytes per second that the driver merges, or that a network brings it."""
-    return float(min(LINK, 8 * results["local"]["neurons"] / results["merge_seconds"]))
-
-
-SECTIONS = {"measured": measured, "paper": on_paper, "saturation": saturation}
-
-
 def page(text: str, results: dict[str, Any]) -> str:
-    """The documentation with what it says of these results, each section between its own comments."""
-    for name, write in SECTIONS.items():
-        begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-        before, _, rest = text.partition(begin)
-        text = f"{before}{begin}\n\n{write(results)}\n\n{end}{rest.partition(end)[2]}"
-    return text
+    """The documentation with what it says of these results, between its comments."""
+    begin, end = "<!-- measured -->", "<!-- end of measured -->"
+    before, _, rest = text.partition(begin)
+    return f"{before}{begin}\n\n{measured(results)}\n\n{end}{rest.partition(end)[2]}"
 
 
 def main() -> None:
@@ -506,8 +406,7 @@ def main() -> None:
     results["merge_seconds"] = merge_seconds(results["local"]["neurons"])
     if arguments.json:
         write_results(arguments.json, "cpu", results)
-    for write in SECTIONS.values():
-        print(f"\n{write(results)}")
+    print(f"\n{measured(results)}")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from themis import Target
 from themis.campaign import series
 from themis.cli.demo import make_data, make_model
 from themis.runs.environment import describe_environment
-from themis.runs.store.tensors import NewTensors
+from themis.runs.store.tensors import Tensors
 from themis.runs.store.writer import Writer
 
 AIM = 1.03
@@ -50,7 +50,7 @@ RECORD: dict[str, Any] = {
 }
 
 
-Faults = tuple[dict[str, np.ndarray], NewTensors]
+Faults = tuple[dict[str, np.ndarray], Tensors]
 """Columns and tensors of faults."""
 FLOATS = ("clean_value", "value", "confidence", "margin", "distance", "linf", "ssim")
 
@@ -71,7 +71,7 @@ def make_faults(first: int, n: int, shape: tuple[int, ...], rng: np.random.Gener
         "raised": np.zeros(n, dtype=bool),
     }
     inputs = torch.from_numpy(rng.random((n, *shape), dtype=np.float32))
-    return columns, NewTensors(torch.from_numpy(ids), inputs, inputs, torch.zeros(n, 10))
+    return columns, Tensors(torch.from_numpy(ids), inputs, inputs, torch.zeros(n, 10))
 
 
 def append(folder: Path, shape: tuple[int, ...], n_flushes: int, n: int) -> tuple[float, float, int]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 import themis
 from searching.rows import Row, fitted, make_bench
-from themis.campaign.planning import stage_end
+from themis.campaign.loop import stage_end
 from themis.perturb import choose_perturbation
 from themis.search import Policy, choose_policy
 from themis_lab.criteria import PAPER

@@ -47,10 +47,14 @@ class ModelWithData:
         target = self.target if oracle is None else replace(self.target, oracle=oracle)
         return replace(target, oracle=settled_oracle(target, seeds))
 
-    def parts(self, share: float, stretch: int | None = None) -> Parts:
-        """A share of the search, train and judge seeds; with `stretch`, so many consecutive seeds stay together."""
+    def parts(self, share: float, stretch: int | None = None, searched: int | None = None) -> Parts:
+        """A share of the search, train and judge seeds; with `stretch`, so many consecutive seeds stay together.
+
+        searched: about how many of the test seeds are searched; by default a fixed share.
+        """
         if stretch is None:
-            part = choose_part(seed_hashes(self.test), SHARES, 0)
+            shares = SHARES if searched is None else (searched / len(self.test), 0.0, 1 - searched / len(self.test))
+            part = choose_part(seed_hashes(self.test), shares, 0)
         else:
             number = np.unique(self.test.seed_id.numpy() // stretch, return_inverse=True)[1]
             part = np.where(number % 3 == 0, 0, 2).astype(np.uint8)

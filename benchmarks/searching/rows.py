@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from themis.criteria.criterion import Criterion
-from themis.criteria.fitting import fit_to
 from themis.criteria.names import choose_criterion
+from themis.criteria.view import fit_to
 from themis.data.seeds import Seeds, read_seeds
 from themis.oracle import choose_oracle
 from themis.runs.source import Origin
