@@ -59,27 +59,41 @@ def members(kinds: Iterable[Any], names: Iterable[str] | None = None, without: I
 
 
 def typed_dict(name: str, summary: str, lines: Iterable[str], base: str = "TypedDict") -> str:
-    return "\n".join([f"\n\nclass {name}({base}, total=False):", f'    """{summary}"""', "", *lines, ""])
+    shown = [*lines]
+    return "\n".join(
+        [f"\n\nclass {name}({base}, total=False):", f'    """{summary}"""', *([""] if shown else []), *shown, ""]
+    )
 
 
 def product() -> str:
+    of_suites = {*OF_THE_SUITE, *names(SuiteOptions)}
+    budget, stop = of_suites.intersection(CHANGEABLE), {*CHANGEABLE} - of_suites
     return "".join(
         [
             HEAD,
+            typed_dict("BudgetOptions", "How long a campaign runs.", members([Settings], budget)),
+            typed_dict("StopOptions", "What else a resumed campaign may change.", members([Settings], stop)),
             typed_dict(
                 "CampaignOptions",
                 "Options of a campaign, alone or in a suite.",
-                members([Settings], without={*OF_THE_SUITE, *names(SuiteOptions)}),
+                members([Settings], without=of_suites | stop),
+                "StopOptions",
             ),
             typed_dict(
                 "RunOptions",
                 "Options of `themis.run`.",
-                members([Settings], {*OF_THE_SUITE, *names(SuiteOptions)}),
-                "CampaignOptions",
+                members([Settings], of_suites - budget),
+                "CampaignOptions, BudgetOptions",
             ),
             typed_dict("SuiteKeywords", "Options of `themis.run_suite`.", members([SuiteOptions]), "CampaignOptions"),
-            typed_dict("ResumeOptions", "Limits that `themis.resume` may change.", members([Settings], CHANGEABLE)),
-            typed_dict("RetrainOptions", "Options of `themis.retrain`.", members([Recipe, RetrainingPlan])),
+            typed_dict("ResumeOptions", "Limits that `themis.resume` may change.", [], "StopOptions, BudgetOptions"),
+            typed_dict("RecipeOptions", "How models are trained.", members([Recipe])),
+            typed_dict(
+                "RetrainOptions",
+                "Options of `themis.retrain`.",
+                members([RetrainingPlan], without=names(Recipe)),
+                "RecipeOptions",
+            ),
         ]
     )
 
@@ -88,11 +102,13 @@ def laboratory() -> str:
     return "".join(
         [
             HEAD.partition("\nif TYPE")[0].replace("TYPE_CHECKING, ", ""),
+            "\nfrom themis.keywords import RecipeOptions\n",
             typed_dict("CompareOptions", "Options of `themis_lab.compare`.", members([ComparisonPlan])),
             typed_dict(
                 "ContestOptions",
                 "Options of `themis_lab.contest_run`.",
-                members([Recipe, ContestPlan], without={"techniques"}),
+                members([ContestPlan], without={"techniques", *names(Recipe)}),
+                "RecipeOptions",
             ),
         ]
     )
