@@ -73,6 +73,17 @@ def same_threads():
 
 
 @pytest.fixture
+def written_at_once(monkeypatch):
+    """What a campaign adds is on disk before its next chunk begins, however slow the disk is."""
+    from themis.runs.store import writer
+
+    note = writer.Writer.note
+    monkeypatch.setattr(writer, "WRITING_SHARE", float("inf"))
+    monkeypatch.setattr(writer, "FIRST_CHECKPOINT", 0.0)
+    monkeypatch.setattr(writer.Writer, "note", lambda self, **values: (note(self, **values), self.wait()))
+
+
+@pytest.fixture
 def digits():
     """200 real digits, 20 per class, in 0..1, with labels."""
     from themis.data.readers import read_digits

@@ -19,7 +19,6 @@ import themis
 from themis import DataError, ModelError, Perturbation, StoreError, Target, Theta, UsageError
 from themis.campaign.interrupt import SIGNALS
 from themis.campaign.recorder import Interrupts
-from themis.runs.store import writer
 from themis.runs.store.reader import Reader
 from themis.runs.store.writer import Writer
 from themis.search.simple import Random
@@ -115,9 +114,7 @@ def test_an_interrupt_within_a_round_changes_nothing(trained, whole, tmp_path, a
 
 
 @pytest.mark.parametrize(("max_tests", "n_tests"), [(1, 77), (80, 80), (300, 300)])
-def test_a_round_that_was_interrupted_keeps_to_a_smaller_budget(trained, tmp_path, monkeypatch, max_tests, n_tests):
-    monkeypatch.setattr(writer, "FIRST_CHECKPOINT", 0.0)
-    monkeypatch.setattr(writer, "WRITING_SHARE", float("inf"))  # a checkpoint after every chunk
+def test_a_round_that_was_interrupted_keeps_to_a_smaller_budget(trained, tmp_path, written_at_once, max_tests, n_tests):
     model, digits = trained
     stopping = StopsInside(model, 8)
     counting = StartCounting(stopping)

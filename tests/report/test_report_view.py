@@ -13,7 +13,6 @@ import themis
 from themis.oracle import Compare
 from themis.report.page import read_view
 from themis.runs.analysis.shrink import Robustness
-from themis.runs.store import writer
 
 pytestmark = pytest.mark.xdist_group("report_view")
 
@@ -186,9 +185,7 @@ def test_the_weakest_faults_give_a_curve_and_shrinking_improves_it(digits_run, t
     assert "2 of 4 seeds broke" in better["source"]
 
 
-def test_a_view_of_a_running_campaign(tmp_path, monkeypatch):
-    monkeypatch.setattr(writer, "WRITING_SHARE", float("inf"))  # every round is on disk when it is told of
-    monkeypatch.setattr(writer, "FIRST_CHECKPOINT", 0.0)
+def test_a_view_of_a_running_campaign(tmp_path, written_at_once):
     views = []
 
     class Look(themis.Callback):

@@ -12,7 +12,6 @@ from user_module import SMALL
 
 import themis
 from themis.errors import UsageError
-from themis.runs.store import writer
 
 OPTIONS = {"magnitude": 0.5, "max_tests": 600, "round_size": 200, "tolerance": 1e-9, "plateau": None}
 
@@ -88,9 +87,7 @@ def test_a_run_of_the_command_line_replays_without_a_given_model(tmp_path, monke
     assert (replay.input_gap, replay.output_gap) == (0.0, 0.0)
 
 
-def test_a_running_campaign_is_opened_in_its_current_state(tmp_path, monkeypatch):
-    monkeypatch.setattr(writer, "WRITING_SHARE", float("inf"))  # every round is on disk when it is told of
-    monkeypatch.setattr(writer, "FIRST_CHECKPOINT", 0.0)
+def test_a_running_campaign_is_opened_in_its_current_state(tmp_path, written_at_once):
     seen = []
 
     class Look(themis.Callback):
@@ -110,7 +107,7 @@ def test_a_running_campaign_is_opened_in_its_current_state(tmp_path, monkeypatch
     assert "still running" in seen[-1][1]._repr_html_()
 
 
-def test_a_killed_run_is_opened_and_folders_without_a_round_are_refused(made, tmp_path):
+def test_a_killed_run_is_opened_and_folders_without_a_round_are_refused(made, tmp_path, written_at_once):
     _, out = made
     copy = shutil.copytree(out, tmp_path / "copy")
     (copy / "summary.json").unlink()
@@ -125,7 +122,7 @@ def test_a_killed_run_is_opened_and_folders_without_a_round_are_refused(made, tm
 
     class Begun(themis.Callback):
         def on_start(self, start):
-            with pytest.raises(UsageError, match=r"must have finished a round|must be a folder with"):
+            with pytest.raises(UsageError, match="must have finished a round"):
                 themis.open_run(tmp_path / "begun")
             self.was_refused = True
 

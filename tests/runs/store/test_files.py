@@ -270,11 +270,7 @@ def test_the_lock_of_a_deleted_folder_is_not_held(tmp_path):
 
 
 @pytest.mark.parametrize("moves", [shutil.rmtree, lambda path: path.rename(path.with_name("moved"))])
-def test_a_folder_that_disappears_during_the_campaign_is_one_sentence(tmp_path, moves, monkeypatch):
-    from themis.runs.store import writer
-
-    monkeypatch.setattr(writer, "WRITING_SHARE", float("inf"))  # every chunk is written at once
-
+def test_a_folder_that_disappears_during_the_campaign_is_one_sentence(tmp_path, moves, written_at_once):
     class Remove(themis.Callback):
         def on_round(self, round):
             if round.number == 1:

@@ -11,7 +11,6 @@ from interruptions import StopAt
 import themis
 from themis import Target
 from themis.runs.replay import Replayer
-from themis.runs.store import writer
 from themis.runs.store.reader import Reader
 from themis_lab.zoo import resnet56
 
@@ -37,8 +36,9 @@ def data():
 
 
 @pytest.mark.parametrize(("perturbation", "policy"), [("gaussian", "scheduled"), ("fgsm", "paper")])
-def test_a_resumed_campaign_ends_like_an_uninterrupted_one(target, data, tmp_path, monkeypatch, perturbation, policy):
-    monkeypatch.setattr(writer, "WRITING_SHARE", float("inf"))  # rounds are announced at once
+def test_a_resumed_campaign_ends_like_an_uninterrupted_one(
+    target, data, tmp_path, written_at_once, perturbation, policy
+):
     options = {"policy": policy, "max_tests": 6000, "round_size": 1000, "tolerance": 1e-9, "magnitude": 0.2}
     whole = themis.run(target, data, perturbation, **options)
     stopped = themis.run(target, data, perturbation, **options, out=tmp_path / "run", callbacks=[StopAt(2)])

@@ -157,10 +157,7 @@ def test_no_tensors_are_stored_if_max_stored_is_zero(trained, tmp_path):
     assert list((tmp_path / "run/tensors").iterdir()) == []
 
 
-def test_many_small_files_are_merged(trained, tmp_path, monkeypatch):
-    from themis.runs.store import writer
-
-    monkeypatch.setattr(writer, "WRITING_SHARE", float("inf"))  # a file for every chunk with faults
+def test_many_small_files_are_merged(trained, tmp_path, written_at_once):
     result = campaign(trained, out=tmp_path / "run", max_tests=6400, magnitude=0.9, max_stored=9999)
     with closing(Reader(tmp_path / "run")) as run:
         assert len(run.tensors([fault.id for fault in result.faults])) == len(result.faults)
@@ -391,10 +388,7 @@ def test_another_database_is_refused(tmp_path):
         themis.run(nn.Linear(4, 3), torch.rand(30, 4), "gaussian", out=tmp_path)
 
 
-def test_two_readers_and_a_writer_work_at_the_same_time(trained, tmp_path, monkeypatch):
-    from themis.runs.store import writer
-
-    monkeypatch.setattr(writer, "WRITING_SHARE", float("inf"))  # every chunk is written at once
+def test_two_readers_and_a_writer_work_at_the_same_time(trained, tmp_path, written_at_once):
     path = tmp_path / "run"
     started, ended, seen, errors = threading.Event(), threading.Event(), {0: [], 1: []}, []
     has_read = threading.Condition()
