@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python benchmarks/mkl.py [--no-quick] [--turns N] [--json FILE]
 
-Each mode runs in processes of its own, in turns, because MKL reads the variable once. A pass differs if its outputs change
-to the last bit when its inputs lie at one of sixteen other offsets. `--quick` is the default: two turns.
+Each mode runs in processes of its own, in turns, because MKL reads the variable once. A pass differs if any bit of its
+outputs changes when its inputs lie at one of sixteen other offsets. `--quick` is the default: two turns.
 """
 
 from __future__ import annotations
