@@ -188,17 +188,17 @@ def test_a_long_campaign_launches_many_chunks_at_once(net, inputs, monkeypatch):
     assert run.faults.most_telling(1)[0].replay().is_same
 
 
-@pytest.mark.parametrize("worth", [0.0, np.inf])
-def test_chunks_run_as_one_where_that_is_faster(net, inputs, tmp_path, monkeypatch, worth):
-    monkeypatch.setattr(graphs_module, "WORTH", worth)
+@pytest.mark.parametrize("idling", [0, 1 << 28])
+def test_chunks_run_as_one_if_they_leave_the_gpu_idle(net, inputs, tmp_path, monkeypatch, idling):
+    monkeypatch.setattr(graphs_module, "IDLING", idling)
     options = {"magnitude": 0.5, "coverage": None, "plateau": None, "out": tmp_path}
     run = themis.run(Target(net), inputs, "gaussian", max_tests=120_000, **options)
     sizes = set(run.faults.columns["chunk"].tolist())
-    assert (1024 in sizes) == (worth > 0)
-    monkeypatch.setattr(graphs_module, "WORTH", 0.0)  # what was decided is recorded
+    assert (1024 in sizes) == (idling > 0)
+    monkeypatch.setattr(graphs_module, "IDLING", 0)  # what was decided is recorded
     resumed = themis.resume(tmp_path, Target(net), inputs, max_tests=160_000)
     last = resumed.faults.columns["chunk"][resumed.faults.columns["id"] > 130_000]
-    assert (1024 in last.tolist()) == (worth > 0)
+    assert (1024 in last.tolist()) == (idling > 0)
     assert all(fault.replay().is_same for fault in resumed.faults.most_telling(3))
 
 

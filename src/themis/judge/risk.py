@@ -16,6 +16,7 @@ import math
 from bisect import bisect, bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -194,6 +195,7 @@ def _counts(values: Counts) -> Floats:
 def _mean_limit(values: Floats, tail: float, weights: Floats | None = None) -> float:
     """Gaffke's upper limit for the mean of a distribution on 0..1 that `values` are a sample of."""
     from scipy.optimize import brentq
+    from scipy.special import betaincinv, ndtri
 
     points, scales = np.append(values, 1.0), None
     if weights is None:
@@ -204,11 +206,33 @@ def _mean_limit(values: Floats, tail: float, weights: Floats | None = None) -> f
         scales = np.exp((steps - steps.max()) / 20)
     if points[0] == points[-1]:
         return 1.0
-    return float(brentq(lambda t: _chance_under(t, points, counts, scales) - (1 - tail), points[0], 1.0, xtol=1e-10))
+    if scales is None and len(points) == 2:
+        return float(points[0] + (1 - points[0]) * betaincinv(counts[1], counts[0], 1 - tail))
+
+    @cache
+    def excess(limit: float) -> float:
+        """On the scale of normal quantiles, where it is almost straight."""
+        chance = _chance_under(limit, points, counts, scales)
+        return float(ndtri(np.clip(chance, _NEGLIGIBLE, 1 - _NEGLIGIBLE)) - ndtri(1 - tail))
+
+    # The limit is a few standard deviations of the bootstrap above its mean.
+    mass = counts if scales is None else counts * scales
+    low = float(mass @ points / mass.sum())
+    reach = -1.2 * float(ndtri(tail) * np.sqrt(mass**2 / counts @ (points - low) ** 2) / mass.sum())
+    high = min(1.0, low + reach)
+    while excess(high) < 0:
+        low, reach = high, 2 * reach
+        high = min(1.0, high + reach)
+    if excess(low) > 0:
+        low = float(points[0])
+    return float(brentq(excess, low, high, xtol=1e-10))
 
 
-_FREQUENCY_STEP = 0.02
-_FREQUENCIES = np.exp(np.arange(-14, 20, _FREQUENCY_STEP))
+_FREQUENCY_STEP, _NEGLIGIBLE = 0.02, 1e-9
+_FREQUENCIES = np.split(np.exp(np.arange(-6, 20, _FREQUENCY_STEP)), (400, 800))
+"""Most samples need those of the first block only."""
+_BEFORE = float(_FREQUENCIES[0][0] / np.expm1(_FREQUENCY_STEP))
+"""The sum of the frequencies below the first one, where the integrand is proportional to them."""
 
 
 def _chance_under(
@@ -223,12 +247,13 @@ def _chance_under(
     mean, sd = float(weights @ offsets), float(np.sqrt(weights @ offsets**2))
     if abs(mean) > 8 * sd:  # far beyond either limit by Cantelli's inequality; the integrand would swing too fast
         return float(mean < 0)
-    total = 0.0
-    for block in np.array_split(_FREQUENCIES, 1 + len(_FREQUENCIES) * len(points) // 4_000_000):
+    total = mean / sd * _BEFORE
+    for block in _FREQUENCIES:
         scaled = block[:, None] * (offsets / sd)
-        angle = np.arctan(scaled) @ weights
-        log_modulus = 0.5 * np.log1p(scaled * scaled) @ weights
-        total += float((np.sin(angle) * np.exp(-log_modulus)).sum())
+        modulus = np.exp(-0.5 * np.log1p(scaled * scaled) @ weights)
+        total += float(np.sin(np.arctan(scaled) @ weights) @ modulus)
+        if modulus[-1] < _NEGLIGIBLE:  # it falls with the frequency
+            break
     return 0.5 - total * _FREQUENCY_STEP / np.pi
 
 

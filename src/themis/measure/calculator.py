@@ -31,6 +31,7 @@ from themis.target.target import AnyTarget
 TRACING_PASSES = 5
 """`find_layers` traces one batch of two inputs and one of three."""
 
+Forward = Callable[[Tensor], Tensor]
 OnActivation = Callable[[Layer, Tensor], None]
 """Takes a layer and its activations `[inputs, neurons]`."""
 
@@ -243,14 +244,14 @@ class Calculator:
 
     # Tests
 
-    def run_chunk(self, tests: Tests, chunk: int) -> ChunkAnswers:
-        """Run at most `chunk` tests at that shape; nothing is folded."""
+    def run_chunk(self, tests: Tests, chunk: int, forward: Forward | None = None) -> ChunkAnswers:
+        """Run at most `chunk` tests at that shape; nothing is folded. forward: runs the model, by default as it is."""
         rows, theta, noise_seed = columns_of(tests, chunk, self.device)
         n = len(tests)
         with torch.no_grad():
             _, disturbed, motion = self.disturb(rows, theta, noise_seed, n)
             self.passes += n
-            outputs = self.target.forward(disturbed)[:n].float()
+            outputs = (forward or self.target.forward)(disturbed)[:n].float()
             return ChunkAnswers(disturbed[:n], outputs, motion and motion[:n])
 
     def disturb(self, rows: Tensor, theta: Tensor, noise_seed: Tensor, n_tests: int) -> DisturbedInputs:

@@ -28,11 +28,11 @@ from themis.oracle.motion import Motion
 from themis.oracle.oracle import Verdict, are_finite
 from themis.target.activations import Layer, flatten
 
-TIMED = 3
-"""Runs from which the duration of a chunk is taken."""
 MANY_TESTS, FEW_TESTS, FOREGROUND = 0, -1, -2
 """Priorities of streams: the kernels of gradient ascents, which have few tests, and those that the host waits for are
 small, and would otherwise wait for the large ones of the tests in flight."""
+N_COLUMNS = 5
+"""Of `CapturedChunk.columns`, without the gradient."""
 LAG = 4
 """Layers that the model may be ahead of the fold, which runs beside it."""
 MOST_CHUNKS, KEPT_BYTES = 64, 1 << 29
@@ -70,16 +70,24 @@ class CaptureError(Exception):
 def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, device: torch.device) -> Iterator[None]:
     """Capture what is computed within; if that fails, the GPU can be used as before.
 
-    By itself, torch would stay in the stream of the capture, keep its memory, and refuse to draw random numbers.
+    `torch.cuda.graph` would stay in the stream of the capture, keep its memory, and refuse to draw random numbers; and
+    it always gives back what torch has cached, also page-locked memory of the host, which takes longer than a capture.
     """
     index = torch.cuda.current_device() if device.index is None else device.index
     generator, pool = torch.cuda.default_generators[index], torch.cuda.graph_pool_handle()
-    before, outside = generator.clone_state(), torch.cuda.current_stream(device)
-    # Another thread may fetch a checkpoint from the GPU meanwhile.
-    capture = torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local")
+    before = generator.clone_state()
+    torch.cuda.synchronize(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if 4 * unused > torch.cuda.mem_get_info(device)[0]:  # a graph cannot use what is cached
+        torch.cuda.empty_cache()
     try:
-        with torch.cuda.stream(outside), capture:
-            yield
+        with torch.cuda.stream(stream):
+            # Another thread may fetch a checkpoint from the GPU meanwhile.
+            graph.capture_begin(pool, capture_error_mode="thread_local")
+            try:
+                yield
+            finally:
+                graph.capture_end()
     except BaseException:
         generator.graphsafe_set_state(before)
         _give_back(pool, index)
@@ -149,9 +157,9 @@ class CapturedChunk:
     """
 
     def __init__(
-        self, steps: ChunkSteps, chunk: int, *, ascends: bool = False, overwritten: frozenset[str] | None = None
+        self, steps: ChunkSteps, chunk: int, *, ascends: bool = False, like: CapturedChunk | None = None
     ) -> None:
-        """`overwritten`: the layers that the model overwrites, if another graph has found out."""
+        """like: another graph of the same calculator, if there is one."""
         n_neurons, device = steps.layers[-1].stop, steps.device
         self.steps, self.chunk, self.device, self.ascends = steps, chunk, device, ascends
         fitting = max(1, min(MOST_CHUNKS, KEPT_BYTES // (chunk * steps.test_bytes)))
@@ -167,7 +175,7 @@ class CapturedChunk:
         ]
         self._given = [staged.to(device) for staged in self._staged]
         self._slot = torch.zeros(1, dtype=torch.int64, device=device)
-        self._kept: dict[str, Tensor] = {}
+        self._kept: dict[str, Tensor] = {} if like is None else self._kept_like(like)
         self._shift = torch.zeros(n_neurons, device=device)
         self._shift_of: Accumulator | None = None
         self._totals = torch.zeros(2, 2, n_neurons, dtype=torch.float64, device=device)
@@ -175,11 +183,12 @@ class CapturedChunk:
         self._weight = torch.zeros(n_neurons if ascends else 0, device=device)
         self._weighted: Tensor | None = None
         self._half = 0
-        self._overwritten = set(overwritten or ())
+        self._overwritten: set[str] = set() if like is None else {*like._overwritten}
+        """The layers that the model overwrites after they were computed."""
         self._fold_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call, unused-ignore]
         priority = FEW_TESTS if ascends else MANY_TESTS
         self._stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call, unused-ignore]
-        self._capture(knows_overwritten=overwritten is not None)
+        self._capture(is_first=like is None)
         self._on_host = torch.zeros(self._kept["columns"].shape, dtype=torch.float64).pin_memory()
 
     @property
@@ -187,35 +196,52 @@ class CapturedChunk:
         """The maximum number of tests of a launch."""
         return self.most_chunks * self.chunk
 
-    @property
-    def overwritten(self) -> frozenset[str]:
-        """The layers that the model overwrites after they were computed."""
-        return frozenset(self._overwritten)
+    def _kept_like(self, like: CapturedChunk) -> dict[str, Tensor]:
+        """Room for what another graph keeps."""
+        shapes = {name: kept.shape[2:] for name, kept in like._kept.items()}
+        shapes["columns"] = torch.Size([N_COLUMNS + self.steps.n_dimensions * self.ascends])
+        n_slots = 2 * self.most_chunks
+        return {name: like._kept[name].new_zeros(n_slots, self.chunk, *shape) for name, shape in shapes.items()}
 
-    def _capture(self, *, knows_overwritten: bool) -> None:
-        """Capture the graph after a run in which libraries choose their kernels and allocate their workspaces.
+    def _capture(self, *, is_first: bool) -> None:
+        """Capture the graph, at once if there is another one.
 
-        If need be, a run without gradient comes first: it shows which layers the model overwrites, and so spoils for
+        Else, and if that fails, a run comes first in which libraries load their kernels and allocate their workspaces.
+        If need be, a run without gradient precedes it: it shows which layers the model overwrites, and so spoils for
         the gradient.
         """
         try:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
-            for has_gradient in (False, True) if self.ascends and not knows_overwritten else (self.ascends,):
-                with torch.cuda.stream(self._stream), torch.set_grad_enabled(has_gradient):
-                    self._body(is_forked=False)
-            self._graph = torch.cuda.CUDAGraph()
-            with (
-                torch.set_grad_enabled(self.ascends),
-                capturing(self._graph, self._stream, self.device),
-                self._fold_stream_joins(),
-            ):
-                self._body(is_forked=not self.ascends)
+            if is_first or not self._is_recorded():
+                for has_gradient in (False, True) if self.ascends and is_first else (self.ascends,):
+                    with torch.cuda.stream(self._stream), torch.set_grad_enabled(has_gradient):
+                        self._body(is_forked=False)
+                self._record()
             torch.cuda.synchronize(self.device)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             torch.cuda.synchronize(self.device)
             raise CaptureError(str(error)) from error
+
+    def _is_recorded(self) -> bool:
+        """Try to record the graph; whether it succeeded."""
+        try:
+            self._record()
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            return False
+        return True
+
+    def _record(self) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        with (
+            torch.set_grad_enabled(self.ascends),
+            capturing(self._graph, self._stream, self.device),
+            self._fold_stream_joins(),
+        ):
+            self._body(is_forked=not self.ascends)
 
     @contextmanager
     def _fold_stream_joins(self) -> Iterator[None]:
@@ -313,7 +339,7 @@ class CapturedChunk:
             self._weight.zero_()[objective.neurons] = scale
         if self._shift_of is not into:
             self._shift.copy_(into.shift)
-            self._shift_of = into
+            self._shift_of = into if into.count else None  # until it has a test, its shift may change
         self._half = 1 - self._half
         n_chunks, first = -(-len(tests) // self.chunk), self._half * self.most_chunks
         slots = slice(first, first + n_chunks)
@@ -333,19 +359,12 @@ class CapturedChunk:
         done.record(self._stream)
         return Launch(tests, done, self._half)
 
-    def milliseconds(self) -> float:
-        """How long a chunk takes, by measurement; only while at most one launch has not been taken."""
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call, unused-ignore]
-        with torch.cuda.stream(self._stream):
-            for number in range(1 + TIMED):
-                if number == 1:
-                    began.record(self._stream)
-                self._slot.fill_((1 - self._half) * self.most_chunks)
-                self._graph.replay()
-            ended.record(self._stream)
-        ended.synchronize()
-        elapsed: float = began.elapsed_time(ended)
-        return elapsed / TIMED
+    def take_shift(self, test: Tests, into: Accumulator) -> None:
+        """Set the shift of an empty accumulator: the sensitivities of one test; 0 if its outputs are not finite."""
+        into.shift.zero_()
+        launch = self.launch(test, into)
+        launch.done.synchronize()
+        into.shift.copy_(self._totals[launch.half, 0])
 
     def columns(self, launch: Launch) -> NDArray[np.float64]:
         """Waits for a launch. Returns is_fault, outcome, margin, value, is_finite and the gradient in theta, if any."""
@@ -369,6 +388,34 @@ class CapturedChunk:
         into.commit_sums(self._totals[launch.half], n_tests)
 
 
+def captured_forward(forward: Callable[[Tensor], Tensor], example: Tensor) -> Callable[[Tensor], Tensor]:
+    """Runs inputs of the shape of `example` as a CUDA graph; `forward` itself if it cannot be captured.
+
+    The weights must stay where they are.
+    """
+    if not example.is_cuda:
+        return forward
+    given, graph = example.clone(), torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream(example.device)  # type: ignore[no-untyped-call, unused-ignore]
+    stream.wait_stream(torch.cuda.current_stream(example.device))
+    try:
+        with torch.no_grad(), capturing(graph, stream, example.device):
+            outputs = forward(given)
+    except Exception:  # whatever prevents it
+        return forward
+    finally:
+        torch.cuda.synchronize(example.device)
+
+    def replay(inputs: Tensor) -> Tensor:
+        if inputs.shape != given.shape or inputs.dtype != given.dtype:
+            return forward(inputs)
+        given.copy_(inputs)
+        graph.replay()
+        return outputs.clone()
+
+    return replay
+
+
 FEW_ROWS, FEW_ASCENTS = 32, 128
 """Rows of a pass of few tests, of which a whole chunk would be mostly padding, and tests with a gradient that are few:
 capturing another graph for these takes longer than it saves."""
@@ -377,9 +424,9 @@ OCCUPYING = 1 << 27
 in a chunk. Ascents then always have that size, and so have other tests if they leave much of a chunk empty."""
 LEAST_CHUNK, FEW_SHARE = 4 * FEW_ROWS, 0.625
 """The smallest chunk for which another graph pays, and the share of a chunk up to which tests are few."""
-WIDE, WORTH, LONG = 4, 0.9, 10.0
-"""This many chunks run as one where that takes at most this share of their time; it is not tried if one takes longer
-than this, in milliseconds, since it then occupies the GPU."""
+WIDE, MANY, IDLING = 4, 8, 1 << 28
+"""This many chunks run as one once so many are pending, in a long campaign, if a chunk has at most so many activations:
+it then leaves a part of the GPU idle."""
 
 Capture = Callable[[int, bool], CapturedChunk | None]
 """Captures a chunk of so many rows, with a gradient or without; returns None if that is impossible."""
@@ -410,6 +457,7 @@ class Graphs:
     def __init__(self, chunk: int, n_activations: int, wide_chunk: int | None) -> None:
         """`n_activations` are those of one test."""
         self._chunk, self._few_occupy = chunk, FEW_ROWS * n_activations >= OCCUPYING
+        self._idles = chunk * n_activations <= IDLING
         self.wide_chunk = wide_chunk
         """Tests per forward pass where many are pending; 0 if chunks are never joined, None before that is decided."""
         self._captured: dict[tuple[int, bool], CapturedChunk | None] = {}
@@ -420,7 +468,7 @@ class Graphs:
         if chunk != self._chunk:  # memory ran out
             self.drop()
             self._chunk, self.wide_chunk = chunk, 0
-        if not ascends and self.wide_chunk is None and n_tests >= WIDE * chunk:
+        if not ascends and self.wide_chunk is None and n_tests >= MANY * chunk:
             self._decide_wide_chunk(capture)
         return self._graph(self._rows(n_tests, ascends), ascends, capture)
 
@@ -448,9 +496,9 @@ class Graphs:
         return graph.launch(tests, into, objective)
 
     @property
-    def overwritten(self) -> frozenset[str] | None:
-        """The layers that the model overwrites; None before a graph was captured."""
-        return next((graph.overwritten for graph in self._captured.values() if graph is not None), None)
+    def any_captured(self) -> CapturedChunk | None:
+        """One of the graphs; None before one was captured."""
+        return next((graph for graph in self._captured.values() if graph is not None), None)
 
     def drop(self) -> None:
         """Free all graphs and their memory, after what is in flight has ended."""
@@ -469,9 +517,9 @@ class Graphs:
         return self._captured[rows, ascends]
 
     def _decide_wide_chunk(self, capture: Capture) -> None:
-        """Decide by measurement, once for a campaign, whether several chunks run as one."""
+        """Decide, once for a campaign, whether several chunks run as one."""
         self.wide_chunk, usual = 0, self._graph(self._chunk, False, capture)
-        if usual is None or usual.steps.is_observed or usual.milliseconds() > LONG:
+        if usual is None or usual.steps.is_observed or not self._idles:
             return
         try:
             wide = capture(WIDE * self._chunk, False)
@@ -479,5 +527,5 @@ class Graphs:
             if not is_out_of_memory(error):
                 raise
             return
-        if wide is not None and wide.milliseconds() <= WORTH * WIDE * usual.milliseconds():
+        if wide is not None:
             self.wide_chunk, self._captured[wide.chunk, False] = wide.chunk, wide

@@ -169,12 +169,13 @@ class ChunkFolder:
             self._layers[layer.name] = _LayerPlan(
                 n_blocks, n_parts, tests_per_program, sums, by_test, positions, column
             )
-            for first in range(0, n, NEURONS):
-                blocks.append((layer.start + first, min(NEURONS, n - first), first_sum + first, n_parts, n))
+            first = torch.arange(0, n, NEURONS)
+            size, parts, stride = (n - first).clamp(max=NEURONS), *(torch.full_like(first, of) for of in (n_parts, n))
+            blocks.append(torch.stack([layer.start + first, size, first_sum + first, parts, stride], 1))
             by_layer.append((first_test, n_blocks))
             first_sum, first_test = first_sum + 2 * n_parts * _aligned(n), first_test + n_blocks * chunk
             column += len(positions)
-        self._blocks, self._by_layer = torch.tensor(blocks, device=device), torch.tensor(by_layer, device=device)
+        self._blocks, self._by_layer = torch.cat(blocks).to(device), torch.tensor(by_layer, device=device)
 
     def fold(self, name: str, activations: Tensor, clean: Tensor, rows: Tensor, shift: Tensor, n_tests: Tensor) -> None:
         """Fold one layer's activations `[chunk, neurons]`: `D = |activations - clean[rows]|`.

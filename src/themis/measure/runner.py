@@ -14,7 +14,7 @@ from torch import Tensor
 
 from themis.errors import ModelError
 from themis.measure.calculator import Calculator
-from themis.measure.captured import CapturedChunk, CaptureError, ChunkSteps
+from themis.measure.captured import N_COLUMNS, CapturedChunk, CaptureError, ChunkSteps
 from themis.measure.chunk import attack_size, columns_of, pass_size
 from themis.measure.clean import place_others
 from themis.measure.distance import distances, similar_first
@@ -507,11 +507,13 @@ class CapturedRunner:
         tests, into, objective = planned
         kept = calculator.clean.kept
         n_fitting = len(tests) if kept.is_complete else kept.n_fitting(tests.seed)
-        captured = self._graph(objective, n_fitting) if into.count else None
+        captured = self._graph(objective, n_fitting)
         if captured is None:
             return self.eager.run(planned)
         first = graphs.first(captured, tests[:n_fitting])
         calculator.keep_clean(first.seed)
+        if not into.count:
+            captured.take_shift(first[:1], into)
         following = tests[len(first) :]
         launch = graphs.launch(captured, first, into, objective)
         if self.observer is None and kept.is_complete:  # else a graph in flight might read what is replaced
@@ -522,7 +524,7 @@ class CapturedRunner:
         if self.observer is not None:
             self.observer.begin(captured.chunk, calculator.device, calculator.dtype)
             self.observer.end(len(first), captured.kept(launch, "outputs"), seed)
-        is_fault, outcome, margin, value, is_finite = columns[:, :5].T
+        is_fault, outcome, margin, value, is_finite = columns[:, :N_COLUMNS].T
         n_models = 1 if objective is None else 3
         calculator.passes += len(first) * (n_models + calculator.own_passes)
         return ChunkOutcome(
@@ -532,7 +534,7 @@ class CapturedRunner:
             outcome.astype(np.int64),
             margin.astype(np.float32),
             value.astype(np.float32),
-            None if objective is None else columns[:, 5:].astype(np.float32),
+            None if objective is None else columns[:, N_COLUMNS:].astype(np.float32),
             is_finite > 0,
             seed,
             captured.kept(launch, "disturbed"),
@@ -576,7 +578,7 @@ class CapturedRunner:
             observer is not None,
         )
         try:
-            return CapturedChunk(steps, rows, ascends=ascends, overwritten=calculator.graphs.overwritten)
+            return CapturedChunk(steps, rows, ascends=ascends, like=calculator.graphs.any_captured)
         except CaptureError:
             return None
         finally:

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from themis.errors import ModelError
 from themis.measure.calculator import Calculator
+from themis.measure.captured import capturing
 from themis.measure.chunk import padded
 from themis.measure.moments import Accumulator, Moments
 from themis.oracle.oracle import are_finite
 from themis.progress import advance, step
 from themis.target.activations import Layer
+from themis.target.target import Target
 
 SWEEP = "running the model on the clean inputs"
 
@@ -41,11 +43,64 @@ def take_sweep(calculator: Calculator, moments: Moments, outputs: list[Tensor]) 
     return moments.checked(calculator.layers)
 
 
+LEAST_CAPTURED = 8
+"""Chunks from which capturing one of them pays."""
+
+
 def _sweep(calculator: Calculator) -> tuple[Moments, list[Tensor]]:
     calculator.allot_clean(calculator.device)
-    moments = calculator.accumulator()
-    outputs = [_sweep_chunk(calculator, first, moments) for first in range(0, len(calculator.inputs), calculator.chunk)]
+    moments, chunk, n_inputs = calculator.accumulator(), calculator.chunk, len(calculator.inputs)
+    outputs, graph = [], None
+    for first in range(0, n_inputs, chunk):
+        if first == chunk and n_inputs >= LEAST_CAPTURED * chunk:  # the first one has set the shift
+            graph = _CapturedSweep.of(calculator, moments)
+        if graph is not None and first + chunk <= n_inputs:
+            outputs.append(graph.run(first))
+        else:
+            outputs.append(_sweep_chunk(calculator, first, moments))
     return moments.moments(), outputs
+
+
+class _CapturedSweep:
+    """A CUDA graph of a full chunk of clean inputs, whose activations are all kept."""
+
+    def __init__(self, calculator: Calculator, moments: Accumulator) -> None:
+        self.calculator, self.moments = calculator, moments
+        self._rows = torch.arange(calculator.chunk, device=calculator.device)
+        self._graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream(calculator.device)  # type: ignore[no-untyped-call, unused-ignore]
+        stream.wait_stream(torch.cuda.current_stream(calculator.device))
+        with capturing(self._graph, stream, calculator.device):
+            self._outputs = calculator.clean_pass(self._rows, self._keep)
+
+    @staticmethod
+    def of(calculator: Calculator, moments: Accumulator) -> _CapturedSweep | None:
+        """None if it cannot be captured."""
+        is_plain = calculator.observer is None and calculator.seeds.others is None
+        is_plain = is_plain and isinstance(calculator.inputs, Tensor) and isinstance(calculator.target, Target)
+        if calculator.device.type != "cuda" or not is_plain or calculator.clean.kept.is_short:
+            return None
+        try:
+            return _CapturedSweep(calculator, moments)
+        except Exception:  # whatever prevents it: each chunk is run operation by operation
+            return None
+        finally:
+            torch.cuda.synchronize(calculator.device)
+
+    def _keep(self, layer: Layer, activations: Tensor) -> None:
+        self.calculator.clean.kept.by_layer[layer.name].index_copy_(0, self._rows, activations)
+        scratch = self.calculator.memory.buffers[layer.name][0]
+        self.moments.add_copy(activations, layer.start, layer.stop, scratch)
+
+    def run(self, first: int) -> Tensor:
+        """Run the chunk from the seed `first` on; returns the outputs."""
+        kept, seeds = self.calculator.clean.kept, np.arange(first, first + self.calculator.chunk)
+        advance(first, len(self.calculator.inputs), "inputs")
+        self._rows.copy_(torch.from_numpy(seeds))
+        self._graph.replay()
+        kept.filled(*kept.make_room(seeds))
+        self.moments.commit(len(seeds))
+        return self._outputs.clone()
 
 
 def sweep_chunk(calculator: Calculator, first: int, into: Accumulator) -> Tensor:

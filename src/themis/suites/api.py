@@ -6,12 +6,14 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Unpack
 
 import numpy as np
+import torch
 from torch import nn
 
 from themis.campaign.callback import Callback
@@ -24,7 +26,8 @@ from themis.data.slices import SliceColumn, class_column, metadata_columns
 from themis.errors import UsageError
 from themis.judge import choose_judge
 from themis.keywords import SuiteKeywords
-from themis.measure.calculator import Calculator
+from themis.measure.calculator import Calculator, Forward
+from themis.measure.captured import captured_forward
 from themis.perturb import Perturbation
 from themis.runs.environment import as_plain_data
 from themis.runs.estimates import read_progress
@@ -340,6 +343,15 @@ class _SuiteWork:
             if not self._take(following):
                 return False
 
+    @cached_property
+    def forward(self) -> Forward:
+        """Runs the model on the inputs of a chunk that is graded."""
+        calculator = _calculator(self.series)
+        if calculator.seeds.others is not None:
+            return calculator.target.forward
+        rows = torch.zeros(calculator.chunk, dtype=torch.int64, device=calculator.device)
+        return captured_forward(calculator.target.forward, calculator.read(rows))
+
     def _save(self, least_seconds: float = 0.0) -> None:
         """Write `suite.json`, unless it was written less than some seconds ago."""
         if perf_counter() - self.saved_at >= least_seconds:
@@ -398,7 +410,7 @@ class _SuiteWork:
             self.record["clean"] = plain_grade(clean)
             self.record["graded"] = hashlib.sha256(self.series.tested.seeds.seed_id.numpy()[rows].tobytes()).hexdigest()
             self._count("clean", rows, np.ones(len(rows), dtype=np.int64), clean.wrong)
-        graded = grade_member(calculator, member, rows, random_seed)
+        graded = grade_member(calculator, member, rows, random_seed, self.forward)
         self.record["grades"][member.name] = [plain_grade(grade) for grade in graded]
         tests = np.full(len(rows), len(member.levels), dtype=np.int64)
         self._count(member.name, rows, tests, np.sum([grade.wrong for grade in graded], axis=0))

@@ -19,7 +19,7 @@ from scipy.special import betaincinv
 from themis.compute import rng
 from themis.judge.estimate import Estimate
 from themis.judge.risk import TAIL_PROBABILITY, mean_estimate
-from themis.measure.calculator import Calculator
+from themis.measure.calculator import Calculator, Forward
 from themis.measure.tests import Ints, Tests
 from themis.suites.definition import SuiteMember
 from themis.suites.folder import pack, unpack
@@ -78,10 +78,12 @@ def grade_outputs(calculator: Calculator, rows: Ints, outputs: torch.Tensor, lev
     return LevelGrade(level, len(rows), int(wrong.sum()), score, len(rows), wrong, name)
 
 
-def grade_member(calculator: Calculator, member: SuiteMember, rows: Ints, random_seed: int) -> list[LevelGrade]:
+def grade_member(
+    calculator: Calculator, member: SuiteMember, rows: Ints, random_seed: int, forward: Forward | None = None
+) -> list[LevelGrade]:
     """Run one test per seed and level. The noise seed of a test is the id of its seed.
 
-    calculator: one that has swept the clean inputs, for any perturbation.
+    calculator: one that has swept the clean inputs, for any perturbation. forward: see `Calculator.run_chunk`.
     """
     calculator = calculator.under(member.perturbation)
     seed_id = calculator.seeds.seed_id.numpy()[rows]
@@ -89,17 +91,17 @@ def grade_member(calculator: Calculator, member: SuiteMember, rows: Ints, random
     for level in member.levels:
         theta = level.draw(member.perturbation, seed_id, random_seed)
         tests = Tests(np.arange(len(rows)), rows, theta, seed_id, np.full(len(rows), "level"))
-        grades.append(_grade_tests(calculator, tests, str(level)))
+        grades.append(_grade_tests(calculator, tests, str(level), forward))
     return grades
 
 
-def _grade_tests(calculator: Calculator, tests: Tests, level: str) -> LevelGrade:
+def _grade_tests(calculator: Calculator, tests: Tests, level: str, forward: Forward | None) -> LevelGrade:
     """The grade of tests; labels move with the pictures."""
     before, wrong, outputs, labels = calculator.passes, [], [], []
     for first in range(0, len(tests), calculator.chunk):
         chunk = tests[first : first + calculator.chunk]
         at = torch.from_numpy(chunk.seed).to(calculator.device)
-        answers = calculator.run_chunk(chunk, calculator.chunk)
+        answers = calculator.run_chunk(chunk, calculator.chunk, forward)
         with torch.no_grad():
             wrong.append(calculator.clean.compare(at, answers.outputs, answers.motion).is_fault.cpu())
             outputs.append(answers.outputs)
