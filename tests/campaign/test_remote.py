@@ -132,6 +132,30 @@ def test_a_run_changes_its_executor_when_it_is_resumed(in_workers, tmp_path):
     assert_same_end(whole, resumed)
 
 
+def test_the_members_of_a_suite_run_in_workers(in_workers, tmp_path):
+    members = [
+        {"perturb": "gaussian", "magnitude": 0.3, "levels": [0.2, 0.6, 1]},
+        {"perturb": "brightness", "levels": [0.5]},
+        {"perturb": "fgsm", "magnitude": 0.1},
+    ]
+    options = {"max_tests": 240, "random_seed": 3, "share": 0.6, "round_size": 60, **ENDLESS}
+
+    def run(out):
+        data = (PICTURES, PICTURES.flatten(1).argmax(1) % 3)
+        return themis.run_suite(SmallConv(), data, {"members": members}, out=out, **options)
+
+    local = run(tmp_path / "local")
+    pools = in_workers(2)
+    remote = run(tmp_path / "remote")
+    assert len(pools) == 1
+    assert pools[0].n_lost > 0
+    assert remote.errors == local.errors
+    assert remote.clean_error == local.clean_error
+    for member in local:
+        assert local[member].rounds[-1].tests > 0
+        assert_same_end(local[member], remote[member])
+
+
 def test_a_worker_that_runs_out_of_memory_halves_the_chunks_of_all(in_workers, monkeypatch):
     class Full(SmallConv):
         limit = 8

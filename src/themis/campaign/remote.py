@@ -32,7 +32,7 @@ from themis.compute.cluster import RayExecutor, connected
 from themis.compute.worker_pool import RayPool
 from themis.data.seeds import Seeds
 from themis.errors import DataError, UsageError
-from themis.measure.calculator import Calculator, Limits
+from themis.measure.calculator import Calculator, GradedChunk, Limits
 from themis.measure.fold import Objective
 from themis.measure.moments import Accumulator, Moments
 from themis.measure.runner import LocalMeasurer, Measurement, Portion, Upcoming
@@ -114,15 +114,18 @@ class RemoteMeasurer:
         return self.pool.submit(label, "sweep_chunk", stream, first, chunk)
 
     def begin(self, panel: Tensor, scale: Tensor | None) -> None:
-        calculator = self.calculator
+        self._started, self._streams, self._last_pending = {}, {}, -1
+        self._begin(self.calculator, panel, scale)
+
+    def _begin(self, calculator: Calculator, panel: Tensor | None, scale: Tensor | None) -> None:
         clean = CleanAnswers(
             calculator.clean.oracle,
             array_of(calculator.clean.outputs),
             calculator.has_gradient,
-            array_of(panel),
+            None if panel is None else array_of(panel),
             None if scale is None else array_of(scale),
         )
-        self.pool.broadcast("begin_tests", self.pool.share(clean))
+        self.pool.broadcast("begin_tests", calculator.perturbation, self.pool.share(clean))
 
     def measure(self, pending: Portion, upcoming: Upcoming, max_passes: int | None) -> Measurement:
         into, calculator = pending.into, self.calculator
@@ -170,7 +173,22 @@ class RemoteMeasurer:
         self.pool.fill()
 
     def end(self) -> None:
+        for started in self._started.values():
+            self.pool.discard(started.call)
         self.calculator.release()
+
+    def under(self, calculator: Calculator) -> RemoteMeasurer:
+        return RemoteMeasurer(calculator, self.pool)
+
+    def grade(self, calculator: Calculator, tests: Tests) -> Iterator[GradedChunk]:
+        self._begin(calculator, None, None)
+        chunks = [tests[first : first + calculator.chunk] for first in range(0, len(tests), calculator.chunk)]
+        calls = [self.pool.submit("tests of a level", "grade", chunk) for chunk in chunks]
+        for call, chunk in zip(calls, chunks, strict=True):
+            calculator.passes += len(chunk)
+            outputs, is_fault, labels = self.pool.result(call)
+            moved = None if labels is None else self._on_device(labels)
+            yield GradedChunk(self._on_device(outputs), self._on_device(is_fault), moved)
 
     def _start(self, pending: Portion, upcoming: Upcoming) -> None:
         """Start all chunks of the pending and upcoming tests that were not started, and drop all others."""

@@ -24,7 +24,7 @@ from themis.measure.calculator import Calculator, Limits
 from themis.measure.distance import SLIGHT, change_of_contrast, check_similarity
 from themis.measure.moments import Moments, choose_panel
 from themis.measure.repeats import BATCH_TOLERANCE, REPEAT_TOLERANCE, check_repeats, warn_of_batch_dependence
-from themis.measure.runner import LocalMeasurer, Measurer
+from themis.measure.runner import Measurer
 from themis.measure.tests import Floats, Ints, Tests
 from themis.oracle import Detection, KeyPoints, choose_oracle
 from themis.oracle.choose import may_be_numbers
@@ -150,7 +150,7 @@ class CleanSweep:
     def under(self, perturbation: Perturbation) -> CleanSweep:
         """The same for a campaign under another perturbation, in which its passes do not count again."""
         calculator = self.calculator.under(perturbation)
-        return replace(self, calculator=calculator, measurer=LocalMeasurer(calculator))
+        return replace(self, calculator=calculator, measurer=self.measurer.under(calculator))
 
 
 def sweep_clean(

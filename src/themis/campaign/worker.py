@@ -44,7 +44,8 @@ class CleanAnswers:
     oracle: Oracle
     outputs: Array
     has_gradient: bool
-    panel: Array
+    panel: Array | None
+    """None if nothing is folded."""
     scale: Array | None
 
 
@@ -117,12 +118,13 @@ class ChunkWorker:
         shift = array_of(into.shift) if first == 0 else None
         return SweptChunk(array_of(outputs), array_of(into.take_sums()), shift, self.calculator.chunk)
 
-    def begin_tests(self, clean: CleanAnswers) -> None:
-        """Prepare for tests."""
-        calculator = self.calculator
+    def begin_tests(self, perturbation: Perturbation, clean: CleanAnswers) -> None:
+        """Prepare for tests of a perturbation; what is left of other tests is dropped."""
+        calculator = self.calculator = self.calculator.under(perturbation)
+        self._sums, self._accumulators = {}, {}
         calculator.has_gradient = clean.has_gradient
         calculator.take_clean(tensor_of(clean.outputs).to(calculator.device), clean.oracle)
-        self._runner = TestRunner(calculator, tensor_of(clean.panel))
+        self._runner = None if clean.panel is None else TestRunner(calculator, tensor_of(clean.panel))
         self._scale = None if clean.scale is None else tensor_of(clean.scale).to(calculator.device)
 
     def measure(self, chunk: ChunkOfTests) -> MeasuredChunk:
@@ -151,6 +153,10 @@ class ChunkWorker:
             measurement.pass_size,
             calculator.own_passes,
         )
+
+    def grade(self, tests: Tests) -> list[Array | None]:
+        """A graded chunk of tests, as arrays; nothing is folded."""
+        return [None if each is None else array_of(each) for each in self.calculator.grade_chunk(tests)]
 
     def take_sums(self, numbers: list[int], underway: list[int]) -> dict[str, tuple[Array, list[int]]]:
         """The sums of those chunks that this worker has run, by stream, with their numbers; keeps others underway."""

@@ -29,6 +29,7 @@ from themis.suites.folder import is_suite
 from themis.text import print_text
 
 if TYPE_CHECKING:
+    from themis.compute.cluster import RayExecutor
     from themis.report.gates.gates import Gates
     from themis.runs.run import Run
 
@@ -53,7 +54,7 @@ def execute(arguments: CommandLine) -> int:
     executor = read_executor(arguments)
     check_mce_options(arguments, is_suite=is_suite(arguments.run))
     if is_suite(arguments.run):
-        return _resume_suite(arguments, gates)
+        return _resume_suite(arguments, gates, executor)
     with closing(Reader(arguments.run, is_brief=True)) as before:
         gates.check_ahead(before.record["settings"]["uniform_share"], before.record["perturbation_code"])
         origin = override_origin(before, arguments.given)
@@ -100,7 +101,7 @@ def _remedy(run: Run) -> str:
     return remedies.get(run.stop_reason, goal)
 
 
-def _resume_suite(arguments: CommandLine, gates: Gates) -> int:
+def _resume_suite(arguments: CommandLine, gates: Gates, executor: RayExecutor | None) -> int:
     """Continue a suite; its limits are the number of tests of all its members, and the time."""
     from themis.cli.suite import suite_progress
     from themis.suites.api import resume_suite
@@ -113,10 +114,9 @@ def _resume_suite(arguments: CommandLine, gates: Gates) -> int:
             raise UsageError(
                 f"a suite can be resumed with more tests only, got {flag}: its budget is --max-tests, and --max-seconds"
             )
-    if arguments.executor != "local":
-        raise UsageError("--executor must be left out for a suite, whose members share one process: run one with it")
     origin = override_origin(SuiteRun(arguments.run), arguments.given)
     choose_trackers(arguments.track or (), arguments.run)
     with suite_progress(arguments) as listener:
-        resume_suite(arguments.run, origin=origin, trust=arguments.trust or False, listener=listener, **limits)
+        trust = arguments.trust or False
+        resume_suite(arguments.run, origin=origin, trust=trust, listener=listener, executor=executor, **limits)
     return finish(SuiteRun(arguments.run), arguments, out=arguments.run, gates=gates)

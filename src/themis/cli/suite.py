@@ -29,7 +29,7 @@ from themis.cli.gate import (
 )
 from themis.cli.options import CommandLine, Parser, add_config, add_fields, add_option, as_yaml, fields_of
 from themis.cli.output import AUTO, add_track, add_verbosity, finish, new_folder
-from themis.cli.source import named_origin, require
+from themis.cli.source import add_executor, named_origin, read_executor, require
 from themis.errors import UsageError
 from themis.report.table import table_console
 from themis.report.trackers import Tracker, choose_trackers, close_trackers
@@ -59,6 +59,7 @@ def add_arguments(parser: Parser) -> None:
     campaign = parser.add_argument_group("campaigns")
     of_members = {field.name for field in fields(Settings)} - NOT_OF_A_SUITE
     add_fields(campaign, Settings, only=of_members, defaults=MEMBER_DEFAULTS)
+    add_executor(parser)
     add_gates(parser)
     add_mce(parser)
     output = parser.add_argument_group("output")
@@ -77,7 +78,7 @@ def execute(arguments: CommandLine) -> int:
         name: value for name, value in fields_of(Settings, arguments.given).items() if name not in NOT_OF_A_SUITE
     }
     suite_options, settings = read_options(options)
-    gates = read_gates(arguments)
+    gates, executor = read_gates(arguments), read_executor(arguments)
     check_mce_options(arguments, is_suite=True)
     if is_requested(arguments, gates):
         from themis.report.gates.gates import check_suite_ahead
@@ -114,6 +115,7 @@ def execute(arguments: CommandLine) -> int:
             baseline=arguments.mce_baseline if (suite_options.decide or "").startswith("mce") else None,
             origin=origin,
             listener=listener,
+            executor=executor,
             **options,
         )
     return finish(SuiteRun(out), arguments, out=out, gates=gates)

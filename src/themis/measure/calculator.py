@@ -53,6 +53,14 @@ class ChunkAnswers(NamedTuple):
     motion: Motion | None
 
 
+class GradedChunk(NamedTuple):
+    """The outputs of tests, whether each is a fault, and the labels, if there are any."""
+
+    outputs: Tensor
+    is_fault: Tensor
+    labels: Tensor | None
+
+
 class Observer(Protocol):
     """Sees every activation that the calculator computes; a campaign's criterion is one."""
 
@@ -253,6 +261,17 @@ class Calculator:
             self.passes += n
             outputs = (forward or self.target.forward)(disturbed)[:n].float()
             return ChunkAnswers(disturbed[:n], outputs, motion and motion[:n])
+
+    def grade_chunk(self, tests: Tests, forward: Forward | None = None) -> GradedChunk:
+        """Run at most a chunk of tests and compare their outputs; labels move with the content. forward: see above."""
+        rows, clean = torch.from_numpy(tests.seed).to(self.device), self.clean
+        _, outputs, motion = self.run_chunk(tests, self.chunk, forward)
+        with torch.no_grad():
+            is_fault = clean.compare(rows, outputs, motion).is_fault
+            labels = None if clean.labels is None else clean.labels[rows]
+            if labels is not None and motion is not None:
+                labels = clean.oracle.move_labels(labels, motion)
+        return GradedChunk(outputs, is_fault, labels)
 
     def disturb(self, rows: Tensor, theta: Tensor, noise_seed: Tensor, n_tests: int) -> DisturbedInputs:
         """The inputs of the seeds `rows`, clean and disturbed at `theta`; rows from `n_tests` on are padding."""

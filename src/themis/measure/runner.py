@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from themis.errors import ModelError
-from themis.measure.calculator import Calculator
-from themis.measure.captured import N_COLUMNS, CapturedChunk, CaptureError, ChunkSteps
+from themis.measure.calculator import Calculator, Forward, GradedChunk
+from themis.measure.captured import N_COLUMNS, CapturedChunk, CaptureError, ChunkSteps, captured_forward
 from themis.measure.chunk import attack_size, columns_of, pass_size
 from themis.measure.clean import place_others
 from themis.measure.distance import distances, similar_first
@@ -100,6 +100,12 @@ class Measurer(Protocol):
     def end(self) -> None:
         """Free what only a running campaign needs; the calculator can still run single tests."""
 
+    def under(self, calculator: Calculator) -> Measurer:
+        """The same for another campaign, whose calculator is `Calculator.under` another perturbation."""
+
+    def grade(self, calculator: Calculator, tests: Tests) -> Iterator[GradedChunk]:
+        """Answer tests of such a calculator, chunk by chunk, between campaigns; nothing is folded."""
+
 
 class LocalMeasurer:
     """Runs everything in this process, one chunk after another."""
@@ -128,6 +134,22 @@ class LocalMeasurer:
 
     def end(self) -> None:
         self._runner = None
+
+    def under(self, calculator: Calculator) -> LocalMeasurer:
+        return type(self)(calculator)
+
+    def grade(self, calculator: Calculator, tests: Tests) -> Iterator[GradedChunk]:
+        for first in range(0, len(tests), calculator.chunk):
+            yield calculator.grade_chunk(tests[first : first + calculator.chunk], self._forward)
+
+    @cached_property
+    def _forward(self) -> Forward:
+        """Runs the model on the inputs of a chunk."""
+        calculator = self.calculator
+        if calculator.seeds.others is not None:
+            return calculator.target.forward
+        rows = torch.zeros(calculator.chunk, dtype=torch.int64, device=calculator.device)
+        return captured_forward(calculator.target.forward, calculator.read(rows))
         self.calculator.release()
 
 

@@ -6,28 +6,25 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Unpack
 
 import numpy as np
-import torch
 from torch import nn
 
 from themis.campaign.callback import Callback
 from themis.campaign.recorder import Callbacks
 from themis.campaign.series import CampaignSeries, open_series, refuse_changes
-from themis.campaign.setup import CampaignPlan, TestedModel, class_of_seeds, read_tested
+from themis.campaign.setup import CampaignPlan, CleanSweep, TestedModel, class_of_seeds, read_tested
+from themis.compute.cluster import RayExecutor, choose_executor
 from themis.data.features import Features
 from themis.data.seeds import read_seeds
 from themis.data.slices import SliceColumn, class_column, metadata_columns
 from themis.errors import UsageError
 from themis.judge import choose_judge
 from themis.keywords import SuiteKeywords
-from themis.measure.calculator import Calculator, Forward
-from themis.measure.captured import captured_forward
 from themis.perturb import Perturbation
 from themis.runs.environment import as_plain_data
 from themis.runs.estimates import read_progress
@@ -139,6 +136,7 @@ def run_suite(
     classes: Sequence[str] | None = None,
     callbacks: Iterable[Callback] = (),
     listener: SuiteListener | None = None,
+    executor: RayExecutor | str | None = None,
     **options: Unpack[SuiteKeywords],
 ) -> SuiteRun:
     """Test `target` on `data` under every perturbation of a suite; all results are in one folder.
@@ -160,8 +158,10 @@ def run_suite(
         classes: Class names by number; by default those that the data has.
         callbacks: Called as each campaign proceeds, see `Callback`.
         listener: Notified as the suite proceeds.
+        executor: Where tests run, as for `themis.run`; members take turns, and the tests of each run in all workers.
     """
     refuse_target_options(options)
+    workers = choose_executor(executor)
     if isinstance(target, Against):
         raise UsageError("a suite must test a model without a reference: test one perturbation with themis.run")
     suite_options, settings = read_options(dict(options))
@@ -175,11 +175,13 @@ def run_suite(
         SuiteRun(baseline)  # refuses another folder before anything runs
     seeds = read_seeds(data, settings.max_seeds)
     if is_published(suite):
+        if workers is not None:
+            raise UsageError("published files are graded in this process: leave executor (--executor) out")
         tested = read_tested(target, seeds, [], settings, origin, features, classes)
         return grade_published(tested, suite, suite_options, settings, out, (listener or SuiteListener()).on_grades)
     plan = SuitePlan(choose_suite(suite, align_seeds(as_target(target), seeds).shape[1:]), suite_options, settings)
     tested = read_tested(target, seeds, plan.perturbations, settings, origin, features, classes)
-    return _run(out, replace(plan, baseline=baseline), tested, metadata, listener, callbacks)
+    return _run(out, replace(plan, baseline=baseline), tested, metadata, listener, callbacks, workers)
 
 
 def resume_suite(
@@ -194,12 +196,14 @@ def resume_suite(
     max_seconds: float | None = None,
     callbacks: Iterable[Callback] = (),
     listener: SuiteListener | None = None,
+    executor: RayExecutor | str | None = None,
     trust: Trusted = False,
 ) -> SuiteRun:
     """Resume the suite in the folder `out`; it ends as if it had never been stopped.
 
     The model, the data and perturbations of your own are needed only if the suite cannot create them again. A larger
-    `max_tests` continues a suite that has spent its budget; `max_seconds` is the time of this call.
+    `max_tests` continues a suite that has spent its budget; `max_seconds` is the time of this call, and `executor` need
+    not be that of the first time.
     """
     record = read_record(out)
     permission = permit(out, record, trust)
@@ -239,7 +243,8 @@ def resume_suite(
         metadata = record.get("metadata")
     plan = SuitePlan(definition, options, settings)
     tested = read_tested(target, seeds, plan.perturbations, settings, origin, None, record.get("classes"))
-    return _run(out, plan, tested, metadata, listener, callbacks, signs=permission.is_granted)
+    workers = choose_executor(executor, record["environment"]["threads"])
+    return _run(out, plan, tested, metadata, listener, callbacks, workers, signs=permission.is_granted)
 
 
 def _run(
@@ -249,6 +254,7 @@ def _run(
     metadata: Any,
     listener: SuiteListener | None,
     callbacks: Iterable[Callback],
+    executor: RayExecutor | None,
     *,
     signs: bool = True,
 ) -> SuiteRun:
@@ -261,7 +267,7 @@ def _run(
         if stored is not None:
             _check_same(stored, plan, folder.path)
         n_threads = None if stored is None else stored["environment"]["threads"]
-        with open_series(tested, first, n_threads=n_threads) as series:
+        with open_series(tested, first, executor=executor, n_threads=n_threads) as series:
             if stored is not None:
                 refuse_changes(series.hashes, stored["environment"], "suite")
             series = series.with_sweep(first)
@@ -343,15 +349,6 @@ class _SuiteWork:
             if not self._take(following):
                 return False
 
-    @cached_property
-    def forward(self) -> Forward:
-        """Runs the model on the inputs of a chunk that is graded."""
-        calculator = _calculator(self.series)
-        if calculator.seeds.others is not None:
-            return calculator.target.forward
-        rows = torch.zeros(calculator.chunk, dtype=torch.int64, device=calculator.device)
-        return captured_forward(calculator.target.forward, calculator.read(rows))
-
     def _save(self, least_seconds: float = 0.0) -> None:
         """Write `suite.json`, unless it was written less than some seconds ago."""
         if perf_counter() - self.saved_at >= least_seconds:
@@ -404,13 +401,13 @@ class _SuiteWork:
         """Grade a member at its levels, unless that was done before."""
         if not member.levels or member.name in self.record["grades"]:
             return
-        calculator, random_seed = _calculator(self.series), self.plan.settings.random_seed
+        sweep, random_seed = _sweep(self.series), self.plan.settings.random_seed
         if self.record["clean"] is None:
-            clean = grade_clean(calculator, rows)
+            clean = grade_clean(sweep.calculator, rows)
             self.record["clean"] = plain_grade(clean)
             self.record["graded"] = hashlib.sha256(self.series.tested.seeds.seed_id.numpy()[rows].tobytes()).hexdigest()
             self._count("clean", rows, np.ones(len(rows), dtype=np.int64), clean.wrong)
-        graded = grade_member(calculator, member, rows, random_seed, self.forward)
+        graded = grade_member(sweep.calculator, member, rows, random_seed, sweep.measurer)
         self.record["grades"][member.name] = [plain_grade(grade) for grade in graded]
         tests = np.full(len(rows), len(member.levels), dtype=np.int64)
         self._count(member.name, rows, tests, np.sum([grade.wrong for grade in graded], axis=0))
@@ -463,7 +460,7 @@ class TimeLimit(Callback):
 
 def _slice_columns(series: CampaignSeries, metadata: Any) -> list[SliceColumn]:
     seeds = series.tested.seeds
-    classes = class_column(class_of_seeds(_calculator(series)), seeds.classes)
+    classes = class_column(class_of_seeds(_sweep(series).calculator), seeds.classes)
     return [*([] if classes is None else [classes]), *metadata_columns(metadata, seeds.seed_id.numpy())]
 
 
@@ -478,7 +475,7 @@ def _new_record(plan: SuitePlan, series: CampaignSeries) -> dict[str, Any]:
         "settings": plan.recorded_settings,
         "perturbation": " + ".join(member.perturbation.name for member in suite.members),
     }
-    return new_record(series.tested, series.environment | series.hashes, _calculator(series), stated)
+    return new_record(series.tested, series.environment | series.hashes, _sweep(series).calculator, stated)
 
 
 def _check_same(stored: dict[str, Any], plan: SuitePlan, path: Path) -> None:
@@ -503,7 +500,7 @@ def _check_same(stored: dict[str, Any], plan: SuitePlan, path: Path) -> None:
         )
 
 
-def _calculator(series: CampaignSeries) -> Calculator:
-    """The calculator of the clean sweep, which all members share."""
+def _sweep(series: CampaignSeries) -> CleanSweep:
+    """The clean sweep, which all members share."""
     assert series.sweep is not None
-    return series.sweep.calculator
+    return series.sweep

@@ -19,7 +19,8 @@ from scipy.special import betaincinv
 from themis.compute import rng
 from themis.judge.estimate import Estimate
 from themis.judge.risk import TAIL_PROBABILITY, mean_estimate
-from themis.measure.calculator import Calculator, Forward
+from themis.measure.calculator import Calculator
+from themis.measure.runner import LocalMeasurer, Measurer
 from themis.measure.tests import Ints, Tests
 from themis.suites.definition import SuiteMember
 from themis.suites.folder import pack, unpack
@@ -79,37 +80,29 @@ def grade_outputs(calculator: Calculator, rows: Ints, outputs: torch.Tensor, lev
 
 
 def grade_member(
-    calculator: Calculator, member: SuiteMember, rows: Ints, random_seed: int, forward: Forward | None = None
+    calculator: Calculator, member: SuiteMember, rows: Ints, random_seed: int, measurer: Measurer | None = None
 ) -> list[LevelGrade]:
     """Run one test per seed and level. The noise seed of a test is the id of its seed.
 
-    calculator: one that has swept the clean inputs, for any perturbation. forward: see `Calculator.run_chunk`.
+    calculator: one that has swept the clean inputs, for any perturbation. measurer: the one that did.
     """
+    measurer = measurer or LocalMeasurer(calculator)
     calculator = calculator.under(member.perturbation)
     seed_id = calculator.seeds.seed_id.numpy()[rows]
     grades = []
     for level in member.levels:
         theta = level.draw(member.perturbation, seed_id, random_seed)
         tests = Tests(np.arange(len(rows)), rows, theta, seed_id, np.full(len(rows), "level"))
-        grades.append(_grade_tests(calculator, tests, str(level), forward))
+        grades.append(_grade_tests(measurer, calculator, tests, str(level)))
     return grades
 
 
-def _grade_tests(calculator: Calculator, tests: Tests, level: str, forward: Forward | None) -> LevelGrade:
-    """The grade of tests; labels move with the pictures."""
-    before, wrong, outputs, labels = calculator.passes, [], [], []
-    for first in range(0, len(tests), calculator.chunk):
-        chunk = tests[first : first + calculator.chunk]
-        at = torch.from_numpy(chunk.seed).to(calculator.device)
-        answers = calculator.run_chunk(chunk, calculator.chunk, forward)
-        with torch.no_grad():
-            wrong.append(calculator.clean.compare(at, answers.outputs, answers.motion).is_fault.cpu())
-            outputs.append(answers.outputs)
-            if calculator.clean.labels is not None:
-                moved = calculator.clean.labels[at]
-                labels.append(calculator.clean.oracle.move_labels(moved, answers.motion) if answers.motion else moved)
-    errors = torch.cat(wrong).numpy().astype(np.int64)
-    name, score = _score(calculator, torch.cat(outputs), torch.cat(labels) if labels else None)
+def _grade_tests(measurer: Measurer, calculator: Calculator, tests: Tests, level: str) -> LevelGrade:
+    before, chunks = calculator.passes, list(measurer.grade(calculator, tests))
+    errors = torch.cat([chunk.is_fault for chunk in chunks]).cpu().numpy().astype(np.int64)
+    labels = [chunk.labels for chunk in chunks if chunk.labels is not None]
+    outputs = torch.cat([chunk.outputs for chunk in chunks])
+    name, score = _score(calculator, outputs, torch.cat(labels) if labels else None)
     return LevelGrade(level, len(tests), int(errors.sum()), score, calculator.passes - before, errors, name)
 
 
