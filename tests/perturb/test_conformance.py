@@ -19,6 +19,7 @@ from perturbation_cases import (
     inputs_for,
     strongest,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from themis import Target, UsageError
 from themis.perturb import PERTURBATIONS, perturb
@@ -53,6 +54,34 @@ def test_the_bounds_change_only_the_unit(name):
     plain = apply(name, inputs, theta)
     scaled = apply(name, inputs * 255, theta, bounds=(0.0, 255.0)) / 255
     torch.testing.assert_close(scaled, plain, atol=2e-4, rtol=0)
+
+
+class Waits(TorchDispatchMode):
+    """Lists the operations that wait for a GPU or copy from the host, so that a CUDA graph cannot hold them."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.name().removeprefix("aten::").partition(".")[0]
+        if name in ("lift_fresh", "_local_scalar_dense", "nonzero", "masked_select", "_unique2"):
+            self.seen.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+WAITING = ("gaussian_blur", "defocus", "square", "square_label")
+"""Blurs choose kernels by their size on a CPU only; attacks without a gradient are run test by test."""
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in (*TABLES, *WAITING)])
+def test_a_chunk_with_it_can_be_captured(name):
+    inputs, theta = inputs_for(name), inner(name, 4)
+    with torch.no_grad():
+        apply(name, inputs, theta)  # constants are kept from the first call on
+        with Waits() as waits:
+            apply(name, inputs, theta)
+    assert not waits.seen
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in EXEMPT])

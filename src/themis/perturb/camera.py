@@ -16,7 +16,18 @@ from torch import Tensor
 from themis.compute.rng import Rng
 from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta, collector, columns
-from themis.perturb.picture import LUMA, convolve, doubled, eased, halved, places, side, warp_lines, weighted_sum
+from themis.perturb.picture import (
+    LUMA,
+    constant,
+    convolve,
+    doubled,
+    eased,
+    halved,
+    places,
+    side,
+    warp_lines,
+    weighted_sum,
+)
 
 CAMERA: list[Perturbation] = []
 _camera = collector(CAMERA, is_random=False, inputs="picture", family="camera", moves=False)
@@ -235,7 +246,7 @@ def hue(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     (angle,) = columns(torch.deg2rad(theta), pictures)
     first, second = weighted_sum(pictures, IN_PHASE), weighted_sum(pictures, QUADRATURE)
     sine, less = torch.sin(angle), torch.cos(angle) - 1
-    back = [pictures.new_tensor(column).view(1, 3, 1, 1) for column in CHROMA_TO_RGB.T]
+    back = [constant(tuple(column), pictures).view(1, 3, 1, 1) for column in CHROMA_TO_RGB.T]
     rotated = torch.addcmul(pictures, less * first + sine * second, back[0])
     return torch.addcmul(rotated, less * second - sine * first, back[1])
 
@@ -285,7 +296,7 @@ CHROMA_STEPS = """
 17 18 24 47 99 99 99 99  18 21 26 66 99 99 99 99  24 26 56 99 99 99 99 99  47 66 99 99 99 99 99 99
 99 99 99 99 99 99 99 99  99 99 99 99 99 99 99 99  99 99 99 99 99 99 99 99  99 99 99 99 99 99 99 99
 """
-COSINE_FACTORS = [math.sqrt((1 + (k > 0)) / 8) for k in range(8)]
+COSINE_FACTORS = tuple(math.sqrt((1 + (k > 0)) / 8) for k in range(8))
 """Factors that normalise the cosines of `_dct`."""
 MIDDLE = 128 / 255
 """The value that is subtracted before the transform."""
@@ -328,7 +339,7 @@ def _quantized(planes: Tensor, table: str, coarseness: Tensor) -> Tensor:
     pixels = padded.view(n, n_planes, down, 8, across, 8).permute(5, 3, 0, 1, 2, 4).contiguous()
     waves = torch.stack(_dct(torch.stack(_dct(pixels.unbind(0))).unbind(1)), 1)
     steps = _quantization_steps(table, coarseness)
-    level = planes.new_tensor(COSINE_FACTORS)
+    level = constant(COSINE_FACTORS, planes)
     level = (level[:, None] * level).view(8, 8, 1, 1, 1, 1)
     waves = _rounded(waves * (level / steps)) * (level * steps)
     pixels = torch.stack(_inverse_dct(torch.stack(_inverse_dct(waves.unbind(1)), 1).unbind(0)))
@@ -337,7 +348,7 @@ def _quantized(planes: Tensor, table: str, coarseness: Tensor) -> Tensor:
 
 def _quantization_steps(table: str, coarseness: Tensor) -> Tensor:
     """The quantization step of each coefficient: `[8 across, 8 down, tests, 1, 1, 1]`."""
-    steps = coarseness.new_tensor([float(number) for number in table.split()]).view(8, 8).T[:, :, None]
+    steps = constant(tuple(map(float, table.split())), coarseness).view(8, 8).T[:, :, None]
     return ((steps * coarseness.view(-1)).clamp(1, 255) / 255).view(8, 8, -1, 1, 1, 1)
 
 

@@ -15,7 +15,7 @@ from themis.compute.rng import Rng
 from themis.perturb.context import Context
 from themis.perturb.noise import soft_hits
 from themis.perturb.perturbation import Perturbation, Theta, collector, columns
-from themis.perturb.picture import convolve, field, sample_rotated, side, warp_lines
+from themis.perturb.picture import constant, convolve, field, sample_rotated, side, warp_lines
 from themis.perturb.weather import as_grey
 
 HOPS = 12
@@ -225,8 +225,8 @@ def hoarfrost(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tens
     ice, loss, grain = columns(theta, inputs)
     height, width = inputs.shape[2:]
     kind = (rng.uniform(1) * len(FROSTS)).long()[:, 0]
-    mean = inputs.new_tensor([frost[0] for frost in FROSTS])[kind].view(-1, 3, 1, 1)
-    clouds, crystals = inputs.new_tensor([frost[1:] for frost in FROSTS])[kind].view(-1, 2, 1, 1, 1).unbind(1)
+    mean = constant(tuple(frost[0] for frost in FROSTS), inputs)[kind].view(-1, 3, 1, 1)
+    clouds, crystals = constant(tuple(frost[1:] for frost in FROSTS), inputs)[kind].view(-1, 2, 1, 1, 1).unbind(1)
     fine = sample_rotated(rng.normal(1, height, width).to(inputs.dtype), inputs, 0 * ice, grain * width, grain * height)
     texture = (field(inputs, rng, torch.full_like(ice, 0.7)) - 0.5) * (6 * clouds) + fine * crystals
     frost = (mean if inputs.shape[1] == 3 else as_grey(mean)) + texture

@@ -8,6 +8,8 @@ depend on theta.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +38,17 @@ def places(pictures: Tensor) -> tuple[Tensor, Tensor]:
     x = (torch.arange(width, dtype=pictures.dtype, device=pictures.device) - (width - 1) / 2) / unit
     y = (torch.arange(height, dtype=pictures.dtype, device=pictures.device) - (height - 1) / 2) / unit
     return x.view(1, 1, 1, -1), y.view(1, 1, -1, 1)
+
+
+def constant(numbers: tuple[Any, ...], like: Tensor) -> Tensor:
+    """Numbers as a tensor, which is made once: a chunk that is captured as a CUDA graph cannot copy from the host."""
+    return _constant(numbers, like.dtype, like.device)
+
+
+@lru_cache(maxsize=64)
+def _constant(numbers: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.tensor(numbers, dtype=dtype, device=device)
 
 
 def weighted_sum(pictures: Tensor, weights: Sequence[float]) -> Tensor:
