@@ -38,7 +38,7 @@ from themis.errors import DataError, UsageError
 LISTED_SEEDS = 5
 """Seeds that a message lists at most."""
 BYTES_PER_SEED = 64
-"""What each seed takes at most besides its input: its id, its rank in a sample, its label and its answer."""
+"""What a seed takes besides its input while seeds are listed and a sample is drawn: numbers of 8 bytes."""
 NO_SEEDS = "the data must hold at least one seed, got none: check the path and the split"
 
 Labels = Tensor | Callable[[Tensor], Tensor]
