@@ -1,6 +1,7 @@
 """Damaged, wrong or malicious arrays and pickles are refused in one line, run no code and take little memory."""
 
 import gzip
+import os
 import pickle
 import struct
 import tracemalloc
@@ -126,6 +127,11 @@ HOSTILE = {
     ),
     "array of pickles": ("npy:a.npy", "it holds object", lambda: np.save("a.npy", np.array([Harmful(), 1]))),
     "array that declares terabytes": ("npy:a.npy", "bytes, but it has 3", write("a.npy", npy((TERABYTE, 4), bytes(3)))),
+    "array of more seeds than can be listed": (
+        "npy:a.npy",
+        "the list of 3,145,728 seeds must fit in half of the available memory, 128 MiB, but it declares 192 MiB",
+        then(write("a.npy", npy((3 << 20, 4))), lambda: os.truncate("a.npy", 1 << 30)),
+    ),
     "array with code for a header": ("npy:a.npy", "a.npy must be", write("a.npy", npy("exec('1')", bytes(3)))),
     "array that is not there": ("npy:a.npy", "the data file must exist", lambda: None),
     "array too large for float32": (

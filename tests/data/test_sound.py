@@ -62,3 +62,9 @@ def test_what_does_not_fit_is_refused_in_words(tmp_path):
     (tmp_path / "a.wav").write_bytes(b"RIFF....no")
     with pytest.raises(DataError, match=r"a.wav must be a WAV file of uncompressed samples \(PCM\), but it cannot be"):
         read_data(f"wav:{tmp_path}")
+    write(tmp_path / "a.wav", width=1, channels=65_535)
+    with pytest.raises(DataError, match=r"a.wav must hold at least one sample of each channel, but it has none"):
+        read_data(f"wav:{tmp_path}")
+    write(tmp_path / "a.wav", np.zeros(2 * 65_535), 1, channels=65_535)
+    write(tmp_path / "b.wav", np.zeros(2 * 65_535), 1, channels=65_535)
+    assert read_data(f"wav:{tmp_path}").shape == (2, 65_535, 2)

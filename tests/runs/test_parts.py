@@ -162,6 +162,10 @@ def test_a_run_keeps_groups_together_and_refuses_others_later(trained, tmp_path,
     (tmp_path / "patients.txt").write_text("".join(f"patient {name}\n" for name in names[::-1]))
     with pytest.raises(StoreError, match=r"from a copy, or the file of the groups"):
         themis.resume(tmp_path / "run", Target(model), data, max_tests=800)
+    (tmp_path / "patients.txt").unlink()
+    (tmp_path / "patients.txt").symlink_to("/dev/zero")
+    with pytest.raises(DataError, match="it is a device, not a regular file"):
+        themis.resume(tmp_path / "run", Target(model), data, max_tests=800)
 
 
 def test_the_campaign_searches_only_its_part(run_of):

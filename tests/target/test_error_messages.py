@@ -97,9 +97,11 @@ def test_a_model_without_weights_is_refused():
         themis.run(net, files.inputs(), "gaussian")
 
 
-def test_a_model_with_a_lazy_layer_must_have_seen_a_batch():
-    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(3))
-    with pytest.raises(ModelError, match=r"its LazyLinear '1' gets them from the first batch: load them"):
+@pytest.mark.parametrize("layer", [torch.nn.LazyLinear(3), torch.nn.LazyBatchNorm1d(affine=False)])
+def test_a_model_with_a_lazy_layer_must_have_seen_a_batch(layer):
+    """Its parameters, or its buffers, have no shape before."""
+    net = torch.nn.Sequential(torch.nn.Flatten(), layer)
+    with pytest.raises(ModelError, match=r"its Lazy\w+ '1' gets them from the first batch: load them"):
         themis.run(net, files.inputs(), "gaussian")
     net(files.inputs())
     assert len(themis.Target(net).find_layers(files.inputs()[0])) == 1

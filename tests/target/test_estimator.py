@@ -86,6 +86,17 @@ def test_a_regressor_answers_with_numbers():
     assert result.start.oracle.startswith("regression")
 
 
+def test_a_named_suite_leaves_out_what_needs_a_gradient(tmp_path):
+    model = RandomForestClassifier(5, random_state=0).fit(X, Y)
+    suite = themis.run_suite(model, IRIS, "tables", max_tests=200, out=tmp_path / "suite")
+    assert [member["name"] for member in suite.record["members"]] == ["edit", "table_noise"]
+    assert suite.record["notes"][0].startswith("Left out: perturbation 'edit_worst' needs the model's gradient")
+    with pytest.raises(
+        UsageError, match=r"none of its 4 fits: perturbation 'fgsm' needs the model's gradient .* square"
+    ):
+        themis.run_suite(model, IRIS, "attacks", max_tests=200, out=tmp_path / "attacks")
+
+
 def test_options_go_to_the_black_box():
     model = RandomForestClassifier(5, random_state=0).fit(X, Y)
     result = run(themis.BlackBox(model, bounds=(0, 10), batch_size=8))

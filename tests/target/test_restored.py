@@ -36,16 +36,26 @@ def limit_norm(net, x):
     return x
 
 
+def halve(net, x):
+    net.net[0].weight.data.mul_(0.5)
+    return x
+
+
+def replace(net, x):
+    net.mean = 0.9 * net.mean + x.detach().mean(0)
+    return x
+
+
 def shrink(net, x):
     with torch.no_grad():
         net.net[0].weight.mul_(0.5)
     return x
 
 
-CHANGES = {"mean": adapt, "net.0.weight": limit_norm}
+CHANGES = [("mean", adapt), ("mean", replace), ("net.0.weight", limit_norm)]
 
 
-@pytest.mark.parametrize("change", [adapt, count, limit_norm, shrink])
+@pytest.mark.parametrize("change", [adapt, count, halve, limit_norm, replace, shrink])
 def test_the_model_is_restored_to_the_last_bit(change):
     net = Stateful(change)
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
@@ -61,9 +71,9 @@ def test_the_model_is_restored_to_the_last_bit(change):
     assert places == {name: tensor.data_ptr() for name, tensor in after.items()}
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_a_campaign_warns_of_a_model_that_changes_itself_and_restores_it(name):
-    net = Stateful(CHANGES[name])
+@pytest.mark.parametrize(("name", "change"), CHANGES)
+def test_a_campaign_warns_of_a_model_that_changes_itself_and_restores_it(name, change):
+    net = Stateful(change)
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     with pytest.warns(RuntimeWarning) as caught:
         themis.run(net, torch.rand(64, 4), "gaussian", max_tests=100)

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from themis.compute.rng import mix
 from themis.data.features import Coding, Features, is_frame, is_series, number_labels, read_features, read_frame
-from themis.data.files import Numbers
+from themis.data.files import Numbers, check_memory
 from themis.data.items import (
     Items,
     OtherInputs,
@@ -37,6 +37,8 @@ from themis.errors import DataError, UsageError
 
 LISTED_SEEDS = 5
 """Seeds that a message lists at most."""
+BYTES_PER_SEED = 64
+"""What a seed takes besides its input while seeds are listed and a sample is drawn: numbers of 8 bytes."""
 NO_SEEDS = "the data must hold at least one seed, got none: check the path and the split"
 
 Labels = Tensor | Callable[[Tensor], Tensor]
@@ -252,11 +254,11 @@ def from_arrays(inputs: Any, labels: Any = None, *, divisor: float = 1.0) -> See
     values = inputs if isinstance(inputs, np.ndarray) else _tensor(inputs, "inputs")
     if isinstance(values, np.ndarray) and values.dtype.kind not in "biuf":
         raise DataError(f"inputs must be numbers, got an array of {values.dtype}: convert them first")
-    seed_id = torch.arange(len(values) if values.ndim else 0)
     is_ready = values.dtype in (torch.float32, np.dtype(np.float32)) and divisor == 1
     is_held = is_ready or math.prod(values.shape) * 4 <= held_bytes()
     if values.ndim >= 2 and (isinstance(values, np.memmap) or not is_held):
         return from_reader(lambda k: scaled(as_array(values[k]), divisor), values.shape[1:], len(values), labels)
+    seed_id = torch.arange(len(values) if values.ndim else 0)
     if isinstance(values, Tensor):
         return _checked(values.float() if divisor == 1 else values.float() / divisor, labels, seed_id)
     held = np.require(scaled(values, divisor), requirements=["C", "W"])  # torch supports no other
@@ -273,6 +275,7 @@ def scaled(values: Numbers, divisor: float) -> Numbers:
 
 def from_reader(read: Read, shape: tuple[int, ...], n: int, labels: Any = None) -> Seeds:
     """Seeds from a function that reads the input at an index, `[...]` of the given shape."""
+    check_memory(BYTES_PER_SEED * n, f"the list of {n:,} seeds")
     index = torch.arange(n)
     return _checked(Rows(read, index, shape), labels, index)
 

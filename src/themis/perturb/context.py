@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from themis.target.target import AnyTarget
 
 NO_GRADIENT = (
-    "the perturbation needs the model's gradient and this target gives none: use square or square_label, attacks that "
-    "only ask the model, or one that disturbs only the input, such as noise"
+    "needs the model's gradient and this target gives none: use square or square_label, attacks that only ask the "
+    "model, or one that disturbs only the input, such as noise"
 )
 
 
@@ -113,7 +113,7 @@ class Context:
             outputs = self._target.forward(leaf)
             values = objective(outputs)
             if not values.requires_grad:
-                raise UsageError(NO_GRADIENT)
+                raise UsageError(f"the perturbation {NO_GRADIENT}")
             (gradient,) = torch.autograd.grad(values.sum(), leaf)
         self.passes += 3 * self.counted(len(inputs))
         return outputs.detach(), values.detach(), gradient.nan_to_num(0.0)  # a model may return NaN along the way

@@ -291,7 +291,7 @@ def check_fits(perturbation: Perturbation, shape: tuple[int, ...]) -> None:
 def check_gradient(perturbation: Perturbation, target: AnyTarget) -> None:
     """Raise an error for an attack on a target that has no gradient, before anything runs."""
     if perturbation.needs_gradient and not target.has_gradient:
-        raise UsageError(f"perturbation {perturbation.name!r} must fit the target: {NO_GRADIENT}")
+        raise UsageError(f"perturbation {perturbation.name!r} {NO_GRADIENT}")
 
 
 def perturb(perturbation: Perturbation, inputs: Tensor, theta: Tensor, noise_seed: Tensor, context: Context) -> Tensor:

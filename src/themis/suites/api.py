@@ -20,7 +20,7 @@ from themis.campaign.series import CampaignSeries, open_series, refuse_changes
 from themis.campaign.setup import CampaignPlan, CleanSweep, TestedModel, class_of_seeds, read_tested
 from themis.compute.cluster import RayExecutor, choose_executor
 from themis.data.features import Features
-from themis.data.seeds import read_seeds
+from themis.data.seeds import Seeds, read_seeds
 from themis.data.slices import SliceColumn, class_column, metadata_columns
 from themis.errors import UsageError
 from themis.judge import choose_judge
@@ -179,7 +179,7 @@ def run_suite(
             raise UsageError("published files are graded in this process: leave executor (--executor) out")
         tested = read_tested(target, seeds, [], settings, origin, features, classes)
         return grade_published(tested, suite, suite_options, settings, out, (listener or SuiteListener()).on_grades)
-    plan = SuitePlan(choose_suite(suite, align_seeds(as_target(target), seeds).shape[1:]), suite_options, settings)
+    plan = SuitePlan(_choose_fitting(suite, as_target(target), seeds), suite_options, settings)
     tested = read_tested(target, seeds, plan.perturbations, settings, origin, features, classes)
     return _run(out, replace(plan, baseline=baseline), tested, metadata, listener, callbacks, workers)
 
@@ -238,13 +238,17 @@ def resume_suite(
         tested = read_tested(target, seeds, [], settings, origin, None, record.get("classes"))
         return grade_published(tested, published, options, settings, out, (listener or SuiteListener()).on_grades)
     if suite is not None:
-        definition = choose_suite(suite, align_seeds(as_target(target), seeds).shape[1:])
+        definition = _choose_fitting(suite, as_target(target), seeds)
     if metadata is None:
         metadata = record.get("metadata")
     plan = SuitePlan(definition, options, settings)
     tested = read_tested(target, seeds, plan.perturbations, settings, origin, None, record.get("classes"))
     workers = choose_executor(executor, record["environment"]["threads"])
     return _run(out, plan, tested, metadata, listener, callbacks, workers, signs=permission.is_granted)
+
+
+def _choose_fitting(suite: Any, target: AnyTarget, seeds: Seeds) -> SuiteDefinition:
+    return choose_suite(suite, align_seeds(target, seeds).shape[1:], target)
 
 
 def _run(

@@ -16,8 +16,9 @@ from themis.compute import rng
 from themis.errors import UsageError, nearest
 from themis.measure.tests import Floats, Ints
 from themis.perturb import Perturbation, choose_perturbation
-from themis.perturb.perturbation import check_fits
+from themis.perturb.perturbation import check_fits, check_gradient
 from themis.reading import Form, anything, check_form, items, optional, read_yaml, record, text, whole
+from themis.target.target import AnyTarget
 
 MEMBER_KEYS = ("perturb", "name", "magnitude", "magnitudes", "weight", "max_tests", "levels", "note")
 SUITE_KEYS = ("name", "members", "levels")
@@ -221,20 +222,21 @@ def read_suite(source: Any, *, imports: bool = True) -> SuiteDefinition:
     )
 
 
-def leave_out_unfitting(suite: SuiteDefinition, shape: tuple[int, ...]) -> SuiteDefinition:
-    """A named suite without the members that cannot disturb inputs of this shape; its notes say which."""
-    fitting, notes = [], []
+def leave_out_unfitting(suite: SuiteDefinition, shape: tuple[int, ...], target: AnyTarget | None) -> SuiteDefinition:
+    """A named suite without the members that do not fit inputs of this shape, or the target; its notes say which."""
+    fitting, reasons = [], []
     for member in suite.members:
         try:
             check_fits(member.perturbation, shape)
+            if target is not None:
+                check_gradient(member.perturbation, target)
             fitting.append(member)
         except UsageError as error:
-            notes.append(f"Left out: {str(error).partition(': ')[0]}.")
+            reasons.append(str(error))
     if not fitting:
-        raise UsageError(
-            f"suite {suite.name!r} must have a perturbation for inputs {list(shape)}, but none of its "
-            f"{len(suite.members)} fits: choose another suite, or name perturbations with --perturb"
-        )
+        n, reason = len(reasons), reasons[0]
+        raise UsageError(f"suite {suite.name!r} must have a perturbation that fits, but none of its {n} fits: {reason}")
+    notes = (f"Left out: {reason.partition(': ')[0]}." for reason in reasons)
     return SuiteDefinition(suite.name, tuple(fitting), (*suite.notes, *notes))
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from themis.errors import UsageError, nearest
 from themis.perturb.names import PERTURBATIONS
 from themis.suites.definition import SuiteDefinition, leave_out_unfitting, read_suite
+from themis.target.target import AnyTarget
 
 N_LEVELS = 5
 SMALL_SIDE = 64
@@ -43,20 +44,21 @@ SUITES = {
 }
 
 
-def choose_suite(source: Any, shape: tuple[int, ...]) -> SuiteDefinition:
+def choose_suite(source: Any, shape: tuple[int, ...], target: AnyTarget | None = None) -> SuiteDefinition:
     """The suite of a name, a YAML file, a dict or a list of perturbations, for inputs `[...]` of this shape.
 
-    A named suite leaves out what does not fit the inputs; in others that is an error.
+    A named suite leaves out what does not fit the inputs or the target; in others that is an error.
     """
     if not isinstance(source, str):
         return read_suite(source)
     if source == "corruptions":
-        return leave_out_unfitting(_corruptions(shape), shape)
+        return leave_out_unfitting(_corruptions(shape), shape, target)
     if source in SUITES:
         family = SUITES[source].family
         members = [name for name, of in PERTURBATIONS.items() if of.family == family and name not in TOO_SLOW]
         levels = None if family == "attack" else N_LEVELS
-        return leave_out_unfitting(read_suite({"name": source, "members": members, "levels": levels}), shape)
+        suite = read_suite({"name": source, "members": members, "levels": levels})
+        return leave_out_unfitting(suite, shape, target)
     if source.endswith((".yaml", ".yml")):
         return read_suite(Path(source))
     raise UsageError(

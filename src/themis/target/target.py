@@ -496,7 +496,7 @@ def _is_compiled(module: nn.Module) -> bool:
 
 def _refuse_missing_weights(module: nn.Module) -> None:
     for path, part in module.named_modules():
-        if any(is_lazy(parameter) for parameter in part.parameters(recurse=False)):
+        if any(map(is_lazy, chain(part.parameters(recurse=False), part.buffers(recurse=False)))):
             raise ModelError(
                 f"the model must have its weights, but its {type(part).__name__} {path!r} gets them from the first "
                 "batch: load them, or run it once on a batch of inputs"
@@ -518,13 +518,19 @@ class _Saved:
     """The memory that the tensor had."""
     copy: Tensor
 
+    @property
+    def name(self) -> str:
+        return self.path.rpartition(".")[2]
+
     def has_changed(self) -> bool:
-        tensor = self.tensor
+        tensor = getattr(self.owner, self.name, None)
         is_plain = type(tensor) in (Tensor, nn.Parameter) and not self.copy.is_quantized
-        if tensor is None or not is_plain or tensor.layout != torch.strided or tensor.is_meta:
+        if self.tensor is None or not is_plain or tensor.layout != torch.strided or tensor.is_meta:
             return False
-        if self._has_moved(tensor):
+        if tensor is self.tensor and self._has_moved(tensor):
             return True
+        if (tensor.shape, tensor.dtype, tensor.device) != (self.copy.shape, self.copy.dtype, self.copy.device):
+            return False  # a cache that has grown, rather than statistics
         if torch.equal(tensor, self.copy):  # many times as fast as `allclose`, which only values that are NaN need
             return False
         return not torch.allclose(tensor, self.copy, rtol=0, atol=0, equal_nan=True)
@@ -535,11 +541,10 @@ class _Saved:
         return here != before
 
     def restore(self) -> None:
-        name = self.path.rpartition(".")[2]
         if not isinstance(self.owner, torch.jit.ScriptModule):
-            self.table[name] = self.tensor
-        elif self.tensor is not None and getattr(self.owner, name) is not self.tensor:
-            setattr(self.owner, name, self.tensor)
+            self.table[self.name] = self.tensor
+        elif self.tensor is not None and getattr(self.owner, self.name) is not self.tensor:
+            setattr(self.owner, self.name, self.tensor)
         if self.tensor is not None and self.has_changed():
             with torch.inference_mode(self.tensor.is_inference()), torch.no_grad():
                 if self._has_moved(self.tensor):
