@@ -122,7 +122,8 @@ def test_a_run_under_a_profile_is_weighted_back(tmp_path):
     [
         ("by~beta(1,300)", "must be worth at least 50 tests under the profile"),
         ("angle~beta(1,2)", "must be one of the run's: known: by"),
-        ("by~beta(0,2)", "must have numbers that define one"),
+        ("by~beta(0,2)", "must have two numbers above 0"),
+        ("by~normal(9,0.1)", "at least 1% of its values in the range 0..0.5"),
         ("missing.yaml", "a profile must be a YAML file"),
         ({}, "a profile must name distributions by theta"),
     ],

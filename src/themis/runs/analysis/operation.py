@@ -60,6 +60,8 @@ def rate_in_operation(run: str | Path, profile: str | Path | Mapping[str, str]) 
         progress, record = read_progress(reader), reader.record
         dimensions = {theta["name"]: theta for theta in record["theta"]}
         wanted = _read_profile(profile, dimensions)
+        for name, each in wanted.items():
+            each.check(dimensions[name]["low"], dimensions[name]["high"], name)
         n_tests = 0 if progress is None else progress.counts["uniform_tests"]
         if progress is None or not n_tests:
             raise DataError(f"{run} must have uniform tests, but has none: run it with a uniform_share above 0")
@@ -120,7 +122,8 @@ def _read_profile(profile: str | Path | Mapping[str, str], known: Mapping[str, o
             texts = parse_yaml(read_regular(profile, MAX_YAML).decode())
         except (OSError, ValueError) as error:
             raise DataError(
-                f"a profile must be a YAML file, but {profile} is not: {error}; correct it, or write THETA~DISTRIBUTION"
+                f"a profile must be a YAML file, but {profile} is not: {getattr(error, 'strerror', None) or error}; "
+                "correct it, or write THETA~DISTRIBUTION"
             ) from error
     else:
         texts = dict(profile)
