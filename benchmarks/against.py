@@ -12,9 +12,11 @@ from __future__ import annotations
 import argparse
 import copy
 import os
+import statistics
 import tempfile
 import warnings
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from themis_lab.zoo import data, load
 POLICIES = ("boundary", "scheduled", "random")
 QUICK: dict[str, Any] = {"models": ["lenet5-mnist"], "seeds": 200, "tests": 200, "campaigns": 1}
 FULL: dict[str, Any] = {"models": ["lenet5-mnist", "resnet56-cifar10"], "seeds": 2_000, "tests": 4_000, "campaigns": 2}
-ENDLESS = {"coverage": None, "recall": None, "plateau": None}
+ENDLESS: dict[str, Any] = {"coverage": None, "recall": None, "plateau": None}
 
 
 def one_by_one(predict: Any, target: Target) -> BlackBox:
@@ -45,7 +47,8 @@ def deployed(target: Target, example: torch.Tensor, folder: Path) -> Iterator[tu
     net = copy.deepcopy(target.module).eval()
     yield "copy", copy.deepcopy(net)
     yield "bfloat16", copy.deepcopy(net).bfloat16()
-    small = torch.ao.quantization.quantize_dynamic(copy.deepcopy(net), {nn.Linear}, dtype=torch.qint8)
+    quantize: Any = torch.ao.quantization.quantize_dynamic
+    small = quantize(copy.deepcopy(net), {nn.Linear}, dtype=torch.qint8)
 
     def answer(inputs: Any) -> Any:
         with torch.no_grad():
@@ -53,10 +56,8 @@ def deployed(target: Target, example: torch.Tensor, folder: Path) -> Iterator[tu
 
     yield "int8", one_by_one(answer, target)
     file = folder / "model.onnx"
-    torch.onnx.export(net, example[None], str(file), dynamo=False, input_names=["inputs"])
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    torch.onnx.export(net, (example[None],), str(file), dynamo=False, input_names=["inputs"])
+    session = import_module("onnxruntime").InferenceSession(str(file), providers=["CPUExecutionProvider"])
     yield "ONNX", one_by_one(lambda inputs: session.run(None, {"inputs": inputs})[0], target)
 
 
@@ -66,7 +67,7 @@ def measure(name: str, seeds: Any, options: argparse.Namespace, folder: Path) ->
     for form, reference in deployed(target, seeds.inputs[0].float(), folder):
         for perturbation in ("gaussian", "fog"):
             for policy in options.policies:
-                counts = dict.fromkeys(("passes", "faults", "distinct"), 0)
+                counts, margins = dict.fromkeys(("passes", "faults", "distinct"), 0), []
                 for number in range(options.campaigns):
                     run = themis.run(
                         Against(target, reference), seeds, perturbation,
@@ -76,8 +77,10 @@ def measure(name: str, seeds: Any, options: argparse.Namespace, folder: Path) ->
                     counts["passes"] += last.passes
                     counts["faults"] += last.faults
                     counts["distinct"] += last.distinct_faults
-                print(name, form, perturbation, policy, counts, flush=True)
-                yield {"model": name, "perturbation": perturbation, "deployed": form, "policy": policy, **counts}
+                    margins += [abs(fault.margin) for fault in run.faults]
+                found = {**counts, "margin": statistics.median(margins), "most": max(margins)} if margins else counts
+                print(name, form, perturbation, policy, found, flush=True)
+                yield {"model": name, "perturbation": perturbation, "deployed": form, "policy": policy, **found}
 
 
 def main() -> None:
@@ -94,7 +97,7 @@ def main() -> None:
         return
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    cells = []
+    cells: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for name in options.models:
             cells += measure(name, read_seeds(data(name), options.seeds), options, Path(folder))

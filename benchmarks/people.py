@@ -93,7 +93,8 @@ def phases(pictures: Tensor, degrees: float) -> Tensor:
     draws = torch.rand(spectrum.shape, generator=torch.Generator().manual_seed(0))
     shifted = spectrum * torch.exp(1j * math.radians(degrees) * (2 * draws - 1))
     shifted[..., 0, 0] = spectrum[..., 0, 0]
-    return torch.fft.irfft2(shifted, pictures.shape[-2:]).clamp(0, 1)
+    scrambled: Tensor = torch.fft.irfft2(shifted, pictures.shape[-2:])
+    return scrambled.clamp(0, 1)
 
 
 PEOPLE: dict[str, tuple[Callable[[Tensor, float], Tensor], dict[float, float]]] = {
