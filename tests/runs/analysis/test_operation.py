@@ -129,7 +129,10 @@ def test_a_run_under_a_profile_is_weighted_back(tmp_path):
 @pytest.mark.parametrize(
     ("profile", "reason"),
     [
-        ("by~beta(1,300)", "must be worth at least 50 tests under the profile"),
+        (
+            "by~beta(1,300)",
+            r"at least 50 tests .* 'shift\(by=0:0.5~beta\(1,300\)\)' in --perturb",
+        ),
         ("angle~beta(1,2)", "must be one of the run's: known: by"),
         ("by~beta(0,2)", "must have two numbers above 0"),
         ("by~normal(9,0.1)", "at least 1% of its values in the range 0..0.5"),

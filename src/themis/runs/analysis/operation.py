@@ -83,11 +83,14 @@ def rate_in_operation(run: str | Path, profile: str | Path | Mapping[str, str]) 
                 weight /= theta.distribution.density(drawn.theta[:, k], theta.low, theta.high)
     effective = float(weight.sum() ** 2 / (weight**2).sum()) if np.isfinite(weight).all() and weight.any() else 0.0
     if effective < LEAST_EFFECTIVE:
-        profile_text = ", ".join(f"{name}~{each}" for name, each in wanted.items())
+        ranges = ((name, dimensions[name], each) for name, each in wanted.items())
+        profile_text = ", ".join(f"{name}={theta['low']:g}:{theta['high']:g}~{each}" for name, theta, each in ranges)
+        single, _, rest = record["perturbation"].partition("(")
+        specification = profile_text if "+" in single + rest else f"{single}({profile_text})"
         raise DataError(
             f"the uniform tests of {run} must be worth at least {LEAST_EFFECTIVE} tests under the profile, but "
             f"{counted(n_tests, 'test')} are worth {effective:.0f}: run a campaign under the profile itself, with "
-            f"--perturb '{record['perturbation'].partition('(')[0]}({profile_text})'"
+            f"'{specification}' in --perturb"
         )
     rate = weighted_fault_rate(drawn.seed, is_fault, weight)
     return OperationalRate(rate, {name: str(each) for name, each in wanted.items()}, n_tests, effective)
