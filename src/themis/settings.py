@@ -189,7 +189,8 @@ class Settings:
             is_claim = 0 < claimed_limit(self.decide) < 1
             rules["decide"] = (
                 is_claim,
-                "be fault_rate<=X with X between 0 and 1, such as fault_rate<=0.02; suites decide mce and mean_error",
+                "be fault_rate<=X with X between 0 and 1, such as fault_rate<=0.02; suites decide mce and mean_error, "
+                "and recall is a goal (recall) with a gate (fail_under)",
             )
             rules["uniform_share"] = (0 < self.uniform_share <= 1, "lie above 0 and up to 1 with decide")
             rules["slice_by"] = (self.slice_by is None, "be left out with decide, which stops before slices are known")

@@ -8,6 +8,7 @@ import warnings
 from contextlib import closing
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from averaging_nets import Mean
@@ -187,6 +188,18 @@ def test_what_cannot_be_compared_is_refused_before_the_first_test():
         themis.run(net, inputs, "gaussian", policy="boundary", max_tests=10)
     with pytest.raises(UsageError, match="a suite must test a model without a reference"):
         themis.run_suite(Against(net, rounded(net)), inputs, ["gaussian"], out="unused")
+
+
+def test_a_reference_with_the_classes_in_another_order_is_refused():
+    def named(*classes):
+        def predict(inputs):
+            return np.zeros((len(inputs), 2), np.float32)
+
+        predict.classes = classes
+        return BlackBox(predict)
+
+    with pytest.raises(ModelError, match="must have the classes of the model, cat, dog, got dog, cat"):
+        Against(named("cat", "dog"), named("dog", "cat"))
 
 
 def test_both_can_be_sent_to_workers():

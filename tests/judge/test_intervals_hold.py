@@ -81,7 +81,7 @@ def test_fault_rates_in_operation_hold(profile, shares):
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_fault_rates_of_weighted_tests_hold(profile):
-    assert holds(weighted_campaigns(profile, 200)) >= 0.95
+    assert holds(weighted_campaigns(profile, 400)) >= 0.95
 
 
 @pytest.mark.parametrize("design", [(1000, 2000, 60, 0.0), (100, 2000, 60, 0.1), (30, 600, 30, 0.0)], ids=str)

@@ -9,6 +9,7 @@ import pytest
 import themis
 from themis import StoreError
 from themis.cli import main
+from themis.runs.analysis.operation import rate_in_operation
 
 EARLIER = Path(__file__).with_name("earlier_run")
 
@@ -36,6 +37,14 @@ def test_an_earlier_run_opens_and_replays(earlier):
     assert len(run.faults) == run.rounds[-1].faults > 50
     for fault in run.faults.most_telling(3):
         assert fault.replay().is_same
+
+
+def test_uniform_tests_are_those_that_were_drawn_before_there_were_profiles(earlier):
+    """A run is weighted only if the theta of its uniform faults is drawn again, to the bit."""
+    rate = rate_in_operation(earlier, {"sigma": "beta(1,1)"})
+    n_faults = sum(fault.stream == "uniform" for fault in themis.open_run(earlier).faults)
+    assert (rate.tests, n_faults) == (64, 14)
+    assert rate.fault_rate.low < n_faults / rate.tests < rate.fault_rate.high
 
 
 def test_commands_read_an_earlier_run(earlier, capsys):

@@ -290,6 +290,14 @@ def test_a_suite_warns_once_of_a_model_that_guesses(tmp_path):
     assert len(caught) == 1
 
 
+def test_a_suite_that_is_refused_leaves_its_folder_free(tmp_path):
+    with pytest.raises(themis.ThemisError, match="seed_weights"):
+        small_suite(tmp_path / "suite", seed_weights="missing.csv:often")
+    with pytest.raises(themis.ThemisError, match=r"missing\.csv"):
+        small_suite(tmp_path / "suite", metadata=tmp_path / "missing.csv")
+    small_suite(tmp_path / "suite")
+
+
 def test_a_suite_of_attacks_and_of_data_without_labels_runs(tmp_path):
     net = classifier()
     with warnings.catch_warnings():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from themis.cli import DONE, GATE_FAILED
 from themis.cli.options import CommandLine, Parser
-from themis.text import counted, print_text
+from themis.text import print_text
 
 
 def add_arguments(parser: Parser) -> None:
@@ -23,7 +23,8 @@ def execute(arguments: CommandLine) -> int:
     for name, change in changes.items():
         print_text(f"{change:<8} {name}")
     if changes:
-        print_text(f"{arguments.folder} is not as it was written: {counted(len(changes), 'file')} differ")
+        differ = "1 file differs" if len(changes) == 1 else f"{len(changes):,} files differ"
+        print_text(f"{arguments.folder} is not as it was written: {differ}")
         return GATE_FAILED
     print_text(f"{arguments.folder} is as it was written")
     return DONE

@@ -24,6 +24,13 @@ DISTRIBUTIONS = {
     "histogram": "FILE",
 }
 """Their numbers. Beta is spread over the range of theta; mean and SD of lognormal are those of the logarithm."""
+RULES = {
+    "beta": "two numbers above 0",
+    "normal": "two numbers, SD above 0",
+    "lognormal": "two numbers, SD above 0",
+    "triangular": "three ascending numbers",
+    "histogram": "a file with ascending bins, whose counts are not all 0",
+}
 LEAST_INSIDE = 0.01
 """The share of a distribution that must lie in the range of its theta: tests say nothing of the rest."""
 MOST_BINS = 200
@@ -100,9 +107,7 @@ def read_distribution(text: str, *, has_files: bool = True) -> Distribution:
     except ValueError:
         numbers = _read_histogram(inside) if kind == "histogram" and inside and has_files else ()
     if not _are_valid(kind, numbers):
-        raise UsageError(
-            f"a distribution {kind}({DISTRIBUTIONS[kind]}) must have numbers that define one, got {text.strip()!r}"
-        )
+        raise UsageError(f"a distribution {kind}({DISTRIBUTIONS[kind]}) must have {RULES[kind]}, got {text.strip()!r}")
     return Distribution(kind, numbers)
 
 

@@ -14,6 +14,7 @@ from themis.judge.estimate import Estimate
 from themis.report import statement
 from themis.report.page import MAX_PICTURES, ReportView, asset, read_view, render
 from themis.runs.analysis.diff import escape, table
+from themis.runs.analysis.review import read_review
 from themis.runs.display.text import RANDOM, accuracy_name, left_to_find
 from themis.runs.estimates import SavedProgress, read_progress
 from themis.runs.run import Round
@@ -123,6 +124,8 @@ def _read(run: str | Path, most_pictures: int) -> Evidence:
             raise UsageError(
                 f"evidence must have a fault rate, but {run} has no uniform tests: run it with a uniform_share above 0"
             )
+        if (review := read_review(reader)) is not None:
+            summary["review"] = review.as_dict()
         return Evidence(read_view(reader, most_pictures=most_pictures), reader.record, summary, progress, rounds[-1])
 
 
@@ -148,6 +151,10 @@ def measured(evidence: Evidence) -> list[StatedFigure]:
         StatedFigure("fault_rate", f"fault rate {drawn}", rate.value, rate),
         StatedFigure("failing_inputs", "inputs that the search broke, at least", failing),
     ]
+    if view.review and view.review["fault_rate"] is not None:
+        valid = Estimate(**view.review["fault_rate"])
+        name = f"fault rate {drawn}, of faults that people marked as valid tests"
+        figures.append(StatedFigure("valid_fault_rate", name, valid.value, valid))
     if (risk := view.residual_risk) is not None:
         name = "residual risk: chance that the next random test shows a new distinct fault"
         figures.append(StatedFigure("residual_risk", name, risk.value, risk))

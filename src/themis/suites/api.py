@@ -21,7 +21,7 @@ from themis.campaign.setup import CampaignPlan, CleanSweep, TestedModel, class_o
 from themis.compute.cluster import RayExecutor, choose_executor
 from themis.data.features import Features
 from themis.data.seeds import Seeds, read_seeds
-from themis.data.slices import SliceColumn, class_column, metadata_columns
+from themis.data.slices import SliceColumn, class_column, metadata_columns, read_seed_weights
 from themis.errors import UsageError
 from themis.judge import choose_judge
 from themis.keywords import SuiteKeywords
@@ -266,6 +266,8 @@ def _run(
     began, listener = perf_counter(), listener or SuiteListener()
     plan = replace(plan, suite=plan.suite.fitted(tuple(tested.seeds.shape[1:])))
     first = plan.campaign(plan.suite.members[0])
+    if plan.settings.seed_weights is not None:
+        read_seed_weights(plan.settings.seed_weights, tested.seeds)  # refuses wrong ones before there is a folder
     with closing(SuiteFolder(out)) as folder:
         stored = folder.read()
         if stored is not None:

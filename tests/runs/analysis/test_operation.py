@@ -11,6 +11,7 @@ from themis.cli import main
 from themis.data.seeds import read_seeds
 from themis.data.slices import read_seed_weights
 from themis.perturb.perturbation import column
+from themis.report.page import write_report
 from themis.runs.analysis.operation import rate_in_operation
 from themis.runs.display.text import summary_rows
 
@@ -69,7 +70,15 @@ def test_the_uniform_stream_follows_theta():
     assert "in operation" in dict(summary_rows(run))["fault rate"]
 
 
-def test_without_a_profile_nothing_changes():
+def test_the_profile_is_in_the_report_and_in_junit(tmp_path):
+    campaign("beta(1,4)", tmp_path / "run")
+    gates = ["--max-fault-rate", "1", "--allow-constant", "--junit", str(tmp_path / "gates.xml")]
+    assert main(["gate", str(tmp_path / "run"), *gates]) == 0
+    assert 'name="profile" value="by~beta(1,4)"' in (tmp_path / "gates.xml").read_text()
+    assert "by~beta(1,4)" in write_report(tmp_path / "run").read_text()
+
+
+def test_an_even_profile_gives_the_rate_without_a_profile():
     plain, even = campaign(), campaign("beta(1,1)")
     assert plain.fault_rate.value == pytest.approx(even.fault_rate.value, abs=1e-3)
     assert "on average over seeds" in dict(summary_rows(plain))["fault rate"]
@@ -120,9 +129,13 @@ def test_a_run_under_a_profile_is_weighted_back(tmp_path):
 @pytest.mark.parametrize(
     ("profile", "reason"),
     [
-        ("by~beta(1,300)", "must be worth at least 50 tests under the profile"),
+        (
+            "by~beta(1,300)",
+            r"at least 50 tests .* 'shift\(by=0:0.5~beta\(1,300\)\)' in --perturb",
+        ),
         ("angle~beta(1,2)", "must be one of the run's: known: by"),
-        ("by~beta(0,2)", "must have numbers that define one"),
+        ("by~beta(0,2)", "must have two numbers above 0"),
+        ("by~normal(9,0.1)", "at least 1% of its values in the range 0..0.5"),
         ("missing.yaml", "a profile must be a YAML file"),
         ({}, "a profile must name distributions by theta"),
     ],

@@ -302,7 +302,8 @@ def _add_suite(root: Element, place: int, results: GateResults, report: list[str
     }
     suite = SubElement(root, "testsuite", attributes)
     properties = SubElement(suite, "properties")
-    for key in ("version", "perturbation", "random_seed", "tests", "passes", "distinct_faults", "coverage"):
+    what = ("version", "perturbation", "profile", "fault")
+    for key in (*what, "random_seed", "tests", "passes", "distinct_faults", "coverage"):
         if results.summary.get(key) is not None:
             SubElement(properties, "property", name=key, value=str(results.summary[key]))
     telling = [*map(describe_fault, results.telling), *_replay(results)]

@@ -60,6 +60,8 @@ def rate_in_operation(run: str | Path, profile: str | Path | Mapping[str, str]) 
         progress, record = read_progress(reader), reader.record
         dimensions = {theta["name"]: theta for theta in record["theta"]}
         wanted = _read_profile(profile, dimensions)
+        for name, each in wanted.items():
+            each.check(dimensions[name]["low"], dimensions[name]["high"], name)
         n_tests = 0 if progress is None else progress.counts["uniform_tests"]
         if progress is None or not n_tests:
             raise DataError(f"{run} must have uniform tests, but has none: run it with a uniform_share above 0")
@@ -81,11 +83,14 @@ def rate_in_operation(run: str | Path, profile: str | Path | Mapping[str, str]) 
                 weight /= theta.distribution.density(drawn.theta[:, k], theta.low, theta.high)
     effective = float(weight.sum() ** 2 / (weight**2).sum()) if np.isfinite(weight).all() and weight.any() else 0.0
     if effective < LEAST_EFFECTIVE:
-        profile_text = ", ".join(f"{name}~{each}" for name, each in wanted.items())
+        ranges = ((name, dimensions[name], each) for name, each in wanted.items())
+        profile_text = ", ".join(f"{name}={theta['low']:g}:{theta['high']:g}~{each}" for name, theta, each in ranges)
+        single, _, rest = record["perturbation"].partition("(")
+        specification = profile_text if "+" in single + rest else f"{single}({profile_text})"
         raise DataError(
             f"the uniform tests of {run} must be worth at least {LEAST_EFFECTIVE} tests under the profile, but "
             f"{counted(n_tests, 'test')} are worth {effective:.0f}: run a campaign under the profile itself, with "
-            f"--perturb '{record['perturbation'].partition('(')[0]}({profile_text})'"
+            f"'{specification}' in --perturb"
         )
     rate = weighted_fault_rate(drawn.seed, is_fault, weight)
     return OperationalRate(rate, {name: str(each) for name, each in wanted.items()}, n_tests, effective)
@@ -120,7 +125,8 @@ def _read_profile(profile: str | Path | Mapping[str, str], known: Mapping[str, o
             texts = parse_yaml(read_regular(profile, MAX_YAML).decode())
         except (OSError, ValueError) as error:
             raise DataError(
-                f"a profile must be a YAML file, but {profile} is not: {error}; correct it, or write THETA~DISTRIBUTION"
+                f"a profile must be a YAML file, but {profile} is not: {getattr(error, 'strerror', None) or error}; "
+                "correct it, or write THETA~DISTRIBUTION"
             ) from error
     else:
         texts = dict(profile)
