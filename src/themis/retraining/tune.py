@@ -184,11 +184,12 @@ def tune(
         for epoch in training.history:
             report(epoch)
         while training.has_epochs_left:
+            lower = training.next_lower([recipe.peak_rate * share for share in LOWER_RATES] if can_fall else [])
             try:
-                training.step()
+                training.step(may_fail=lower is not None)
             except ModelError as error:
                 raise ModelError(f"{error}; {_keep_best(training, folder, ledger)}") from error
-            lower = training.find_lower([recipe.peak_rate * share for share in LOWER_RATES] if can_fall else [])
+            lower = lower if training.has_broken(lower) else None
             if lower is None and folder is not None:
                 save(folder, {"key": key, **training.state()})
             report(training.history[-1])
@@ -264,14 +265,19 @@ class _Training:
                 ) from error
         self.batches.favour(self.before.errors)
 
-    def step(self) -> None:
-        """Train for one epoch and measure the result."""
+    def step(self, may_fail: bool = False) -> None:
+        """Train for one epoch and measure the result; the loss must be finite unless training `may_fail`."""
         start, number = perf_counter(), len(self.history)
         rate = self.recipe.rate((number - 1) * self.batches.n, self.recipe.epochs * self.batches.n)
         device = self.target.device
         with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):  # dropout draws from it
             torch.manual_seed(int(rng.mix(self.recipe.random_seed, FOR_DROPOUT, number)))
             training_loss, mean = self._train(number)
+        if not (may_fail or math.isfinite(training_loss)):
+            raise ModelError(
+                f"the loss must be finite, but it was not in epoch {number}: lower learning_rate, now "
+                f"{self.recipe.learning_rate}"
+            )
         trained = [parameter.data.clone() for parameter in self.parameters]
         _set(self.parameters, mean)
         point, best = self.held_out.point(1.0, self.held_out.clean(), self.before), self.history[self.best]
@@ -286,22 +292,26 @@ class _Training:
         scores = point.clean, point.disturbed, point.loss
         self.history.append(Epoch(len(self.history), *scores, training_loss, rate, perf_counter() - start))
 
-    def find_lower(self, rates: Sequence[float]) -> float | None:
-        """The rate among `rates` to begin again with if the first epoch has broken the model; None to go on.
+    def next_lower(self, rates: Sequence[float]) -> float | None:
+        """The rate among `rates` to begin again with if the next epoch breaks the model; None after the first one."""
+        lower = (rate for rate in rates if rate < self.recipe.peak_rate)
+        return max(lower, default=None) if len(self.history) == 1 else None
 
-        Warns of a broken model, whether or not there is a lower rate.
-        """
+    def has_broken(self, lower: float | None) -> bool:
+        """Whether the first epoch has broken the model, of which this warns, with the lower rate if there is one."""
         before, *epochs = self.history
-        if len(epochs) != 1 or before.clean - epochs[0].clean <= MAX_FIRST_FALL:
-            return None
-        rate = self.recipe.peak_rate
-        lower = max((other for other in rates if other < rate), default=None)
+        if len(epochs) != 1:
+            return False
+        loss = epochs[0].training_loss
+        assert loss is not None  # it is that of a training
+        if math.isfinite(loss) and before.clean - epochs[0].clean <= MAX_FIRST_FALL:
+            return False
         remedy = "lower it" if lower is None else f"training begins again with {lower:g}"
         warn(
-            f"with learning_rate {rate:g}, the first epoch took the clean score on the held-out seeds from "
-            f"{before.clean:.1%} to {epochs[0].clean:.1%}: {remedy}"
+            f"with learning_rate {self.recipe.peak_rate:g}, the first epoch took the clean score on the held-out seeds "
+            f"from {before.clean:.1%} to {epochs[0].clean:.1%}: {remedy}"
         )
-        return lower
+        return True
 
     def measure_frontier(self) -> bool:
         """Measure missing shares of the way from the original weights to those of the best epoch, if there are any."""
@@ -337,13 +347,7 @@ class _Training:
             if self.loss is not None:
                 self.batches.observe(outputs, batch.labels)
         self.target.module.eval()
-        mean = float(self.total) / n
-        if not math.isfinite(mean):
-            raise ModelError(
-                f"the loss must be finite, but it was not in epoch {number}: lower learning_rate, now "
-                f"{self.recipe.learning_rate}"
-            )
-        return mean, [total / n for total in self.sums]
+        return float(self.total) / n, [total / n for total in self.sums]
 
     def _choose_step(self, batch: TrainingBatch) -> Step:
         """The training step: as a CUDA graph if it can be captured, which is decided with the first batch."""
