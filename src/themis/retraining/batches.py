@@ -416,8 +416,9 @@ class MakingStream:
     """On a GPU, the stream on which batches are made while it still trains on earlier ones; elsewhere nothing."""
 
     def __init__(self, device: torch.device, is_used: bool) -> None:
-        self.device, self.stream = device, torch.cuda.Stream(device) if is_used and device.type == "cuda" else None
-        self.trained: list[Any] = []
+        self.device, self.stream, self.trained = device, None, list[Any]()
+        if is_used and device.type == "cuda":
+            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call, unused-ignore]
 
     @contextmanager
     def making(self) -> Iterator[None]:

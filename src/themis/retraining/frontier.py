@@ -190,6 +190,11 @@ class HeldOut:
         self.groups = None if split.held_groups is None else split.held_groups[parts[0] if n_pool else parts[1]]
         """What the seeds of the first part belong to; None if each stands for itself."""
 
+    def answer(self) -> Tensor:
+        """The target's outputs for two clean inputs, in the mode that its module is in."""
+        rows = self.clean_parts[0][:2]
+        return self.seeds.forward(self.target, self.seeds.take(rows), rows)
+
     def clean(self) -> CleanScore:
         """The score of the target on the clean inputs."""
         parts = [self._measure(rows) for rows in self.clean_parts]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
@@ -21,7 +21,7 @@ from themis.oracle import Oracle
 from themis.perturb import Perturbation
 from themis.perturb.attack import in_steps
 from themis.perturb.perturbation import check_fits
-from themis.retraining.batches import Batches, TrainingBatch, hold_out
+from themis.retraining.batches import Batches, TrainingBatch, can_distill, hold_out
 from themis.retraining.captured_step import Step, can_capture, capture
 from themis.retraining.frontier import SHARES, CleanScore, FrontierPoint, HeldOut, choose_share, point_at
 from themis.retraining.grading import (
@@ -38,6 +38,7 @@ from themis.retraining.recipe import Recipe
 from themis.retraining.weights import (
     State,
     Weights,
+    channels_last,
     check_trainable,
     choose_parameters,
     interpolate,
@@ -165,11 +166,13 @@ def tune(
     recipe = recipe.for_task(show_classes(oracle, material.pool), show_numbers(oracle, material.pool))
     key = training_key(target, material, cases, recipe, oracle, ledger)
     loss = choose_loss(oracle, material.loss, target.module)
-    with trainable_copy(target) as trained, target.opened():
+    with trainable_copy(target) as trained, target.opened(), ExitStack() as stack:
         parameters = choose_parameters(trained.module, recipe.layers)
         for parameter in trained.module.parameters():
             parameter.requires_grad_(any(parameter is chosen for chosen in parameters))
         held_out = HeldOut(trained, material, split, cases, oracle, loss, recipe)
+        if trained.device.type == "cuda" and can_distill(oracle, material.pool):  # answers are classes or numbers
+            stack.enter_context(channels_last(trained.module, held_out.answer))
         sources = [in_steps(each, recipe.attack_steps) for each in ([fresh_from] if fresh_from else cases.values())]
 
         def begin(rate: float, state: State | None = None) -> _Training:
@@ -402,6 +405,9 @@ class _Training:
         put_weights(self.target.module, state["weights"])
         groups = self.optimiser.state_dict()["param_groups"]  # the stored ones may be those of another device
         self.optimiser.load_state_dict({**state["optimiser"], "param_groups": groups})
+        for parameter, stored in self.optimiser.state.items():  # in the layout that parameters have on this device
+            alike = {name: value for name, value in stored.items() if value.shape == parameter.shape}
+            stored.update({name: torch.empty_like(parameter).copy_(value) for name, value in alike.items()})
         self.history = [Epoch(**epoch) for epoch in state["history"]]
         self.before = CleanScore(**state["before"])
         self.best, self.best_weights = state["best"], state["best_weights"]
