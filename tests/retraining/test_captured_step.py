@@ -1,6 +1,7 @@
 """A training step that is captured as a CUDA graph trains like the plain one; what cannot be captured trains too."""
 
 import random
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +19,7 @@ from themis.retraining.captured_step import _unchanged, can_capture
 from themis.retraining.material import Material
 from themis.retraining.recipe import OPTIMISERS, Recipe
 from themis.retraining.tune import tune
-from themis.retraining.weights import CHECKPOINT_FILE
+from themis.retraining.weights import CHECKPOINT_FILE, channels_last
 
 NOISE = choose_perturbation("gaussian", 0.3)
 RECIPE = {"epochs": 3, "batches": 6, "fresh": 0.5, "share": 1.0}
@@ -42,6 +43,23 @@ class Net(nn.Module):
         if self.disturb is not None and self.training:
             hidden = self.disturb(self, hidden)
         return self.last(hidden)
+
+
+class Pictures(nn.Module):
+    """A small convolutional net; `flatten` turns its activations into rows."""
+
+    def __init__(self, flatten):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv2d(1, 8, 3), nn.Conv2d(8, 8, 3)
+        self.last, self.flatten = nn.Linear(128, 4), flatten
+
+    def forward(self, inputs):
+        return self.last(self.flatten(self.second(self.first(inputs).relu()).relu()))
+
+
+def view(x):
+    return x.view(len(x), -1)
 
 
 @pytest.fixture
@@ -199,6 +217,30 @@ class StoppedError(Exception):
     pass
 
 
+@pytest.mark.parametrize(("flatten", "is_last"), [(nn.Flatten(), True), (view, False)])
+def test_channels_come_last_where_the_model_learns_like_this(flatten, is_last):
+    net, inputs = Pictures(flatten), torch.rand(2, 1, 8, 8)
+    with channels_last(net, lambda: net(inputs)):
+        assert net.second.weight.is_contiguous(memory_format=torch.channels_last) == is_last
+        assert net.second.weight.is_contiguous() != is_last
+        assert net.second.weight.grad is None
+    assert net.second.weight.is_contiguous()
+
+
+def test_a_training_with_channels_last_resumes_from_one_with_channels_first(material, monkeypatch, tmp_path):
+    net, copied = Pictures(nn.Flatten()), tune_module.trainable_copy
+    whole = train(net, material)
+    stop_after(1, net, material, folder=tmp_path)
+
+    @contextmanager
+    def lay_out(target):
+        with copied(target) as trained, channels_last(trained.module, lambda: trained.module(torch.rand(2, 1, 8, 8))):
+            yield trained
+
+    monkeypatch.setattr(tune_module, "trainable_copy", lay_out)
+    assert_same(train(net, material, folder=tmp_path), whole)
+
+
 def stop_after(number, *arguments, **options):
     def stop(epoch):
         if epoch.number == number:
@@ -252,6 +294,13 @@ class TestOnGPU:
         assert_same(tuned, plainly(Net(), material, "cuda", **options), is_coarse=is_coarse)
         assert captured == [True]
         assert_same(tuned, train(Net(), material, "cuda", **options), is_coarse=is_coarse)
+
+    @pytest.mark.parametrize("flatten", [nn.Flatten(), view])
+    def test_convolutions_are_trained_in_either_layout(self, material, captured, plainly, flatten):
+        tuned = train(Pictures(flatten), material, "cuda")
+        assert captured == [True]
+        assert tuned.target.module.second.weight.is_contiguous()
+        assert_same(tuned, plainly(Pictures(flatten), material, "cuda"))
 
     @pytest.mark.parametrize("optimiser", OPTIMISERS)
     def test_an_interrupted_training_resumes_to_the_same_weights(self, material, captured, optimiser, tmp_path):

@@ -72,7 +72,7 @@ def retrained(tmp_path_factory):
 def test_a_suite_is_retrained_on_with_one_table(retrained):
     result, out = retrained
     names = [outcome.name for outcome in result.outcomes]
-    assert names == ["gaussian:0.6", "fog"]
+    assert names == ["gaussian-0.6", "fog"]  # as the suite calls them
     scores, frontier = tables(result, is_whole=False)
     assert [row[0] for row in scores.rows] == [
         "clean",

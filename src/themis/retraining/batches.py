@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -274,8 +274,8 @@ class Batches:
             MIN_BATCHES if self.n_fresh else 0,
         )
         """Batches per epoch."""
-        is_attack = any(perturbation.passes for perturbation in perturbations)
-        self.n_block = 1 if is_attack else max(1, MADE_AT_ONCE // recipe.batch_size)
+        self.is_attack = any(perturbation.passes for perturbation in perturbations)
+        self.n_block = 1 if self.is_attack else max(1, MADE_AT_ONCE // recipe.batch_size)
         """Batches that are made at once."""
 
     def favour(self, errors: Sequence[float]) -> None:
@@ -290,28 +290,39 @@ class Batches:
             self.steering.favour(np.repeat(list(reversed(errors)), [n_clean, n_pool]), share)
 
     def epoch(self, number: int) -> Iterator[TrainingBatch]:
-        """The batches of an epoch, the first of which is 1."""
+        """The batches of an epoch, the first of which is 1.
+
+        A GPU trains on those that were made at once while the next ones are made, unless these depend on the weights.
+        """
         first = (number - 1) * self.n
         clean = self._rows(len(self.seeds), self.n_clean, first, FOR_CLEAN)
         stored = self._rows(len(self.split.disturbed), self.n_stored, first, FOR_STORED)
+        ahead = MakingStream(self.device, is_used=not self.is_attack)
+        self.steering.fold()
         for k in range(0, self.n, self.n_block):
             n = min(self.n_block, self.n - k)
-            block: list[tuple[int, TrainingBatch]] = []
-            if self.n_clean:
-                counter = np.arange(n * self.n_clean) + (first + k) * self.n_clean
-                block.append((self.n_clean, self._clean(clean[k : k + n].reshape(-1), counter)))
-            if self.n_stored:
-                rows = self.split.disturbed[torch.from_numpy(stored[k : k + n].reshape(-1))]
-                at, seeds = rows.to(self.device), torch.from_numpy(self.stored_seed[rows.numpy()])
-                block.append(
-                    (self.n_stored, self._weighted(self.stored[at], self.stored_labels[at], None, self._on(seeds)))
-                )
-            if self.n_fresh:
-                counter = np.arange(n * self.n_fresh) + (first + k) * self.n_fresh
-                block.append((self.n_fresh, self._fresh(counter)))
+            with ahead.making():
+                block = self._block(clean[k : k + n], stored[k : k + n], first + k)
+            ahead.hand_over(values for _, made in block for values in made)
             for j in range(n):
                 kinds = [made.part(slice(j * size, (j + 1) * size)) for size, made in block]
                 yield TrainingBatch(*(torch.cat(values) for values in zip(*kinds, strict=True)))
+
+    def _block(self, clean: Ints, stored: Ints, first: int) -> list[tuple[int, TrainingBatch]]:
+        """Batches that are made at once, by kind, and how many inputs of a kind are in each of them."""
+        n, block = len(clean), []
+        if self.n_clean:
+            counter = np.arange(n * self.n_clean) + first * self.n_clean
+            block.append((self.n_clean, self._clean(clean.reshape(-1), counter)))
+        if self.n_stored:
+            rows = self.split.disturbed[torch.from_numpy(stored.reshape(-1))]
+            at, seeds = rows.to(self.device), torch.from_numpy(self.stored_seed[rows.numpy()])
+            block.append(
+                (self.n_stored, self._weighted(self.stored[at], self.stored_labels[at], None, self._on(seeds)))
+            )
+        if self.n_fresh:
+            block.append((self.n_fresh, self._fresh(np.arange(n * self.n_fresh) + first * self.n_fresh)))
+        return block
 
     def observe(self, outputs: Tensor, labels: Tensor) -> None:
         """Learn from the answers to a batch, in which fresh inputs come last, what breaks the model as it is now."""
@@ -326,7 +337,7 @@ class Batches:
     def _fresh(self, counter: Ints) -> TrainingBatch:
         """Disturbed inputs: for each counter, a seed, a perturbation and theta are drawn."""
         random_seed = self.recipe.random_seed
-        self.steering.fold()
+        self.steering.fold(n_left=0 if self.is_attack else 1)
         draws = [rng.uniform(random_seed, purpose, counter) for purpose in (FOR_FRESH_SEEDS, FOR_CASES)]
         row, case = self.steering.choose_rows(draws[0]), self.steering.choose_cases(draws[1])
         rows, seed_id = self._on(row), self.seeds.seed_id[torch.from_numpy(row)].numpy()
@@ -401,6 +412,35 @@ class Batches:
         return torch.as_tensor(values, device=self.device)
 
 
+class MakingStream:
+    """On a GPU, the stream on which batches are made while it still trains on earlier ones; elsewhere nothing."""
+
+    def __init__(self, device: torch.device, is_used: bool) -> None:
+        self.device, self.stream, self.trained = device, None, list[Any]()
+        if is_used and device.type == "cuda":
+            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call, unused-ignore]
+
+    @contextmanager
+    def making(self) -> Iterator[None]:
+        """Make batches, after all training steps but those on the batches that were made last."""
+        if self.stream is None:
+            yield
+            return
+        self.trained.append(torch.cuda.current_stream(self.device).record_event())
+        self.stream.wait_event(self.trained[0])
+        self.trained = self.trained[-1:]
+        with torch.cuda.stream(self.stream):
+            yield
+
+    def hand_over(self, tensors: Iterable[Tensor]) -> None:
+        """Let the training steps wait for the batches; their memory is free after the steps."""
+        if self.stream is not None:
+            training = torch.cuda.current_stream(self.device)
+            training.wait_stream(self.stream)
+            for tensor in tensors:
+                tensor.record_stream(training)
+
+
 class Steering:
     """The error of the model by perturbation, part of the range of each theta, and class, over recent fresh inputs."""
 
@@ -414,8 +454,8 @@ class Steering:
         shapes = {"case": (n_cases,), "theta": (n_cases, self.n_dimensions, N_BINS), "label": (n_classes,)}
         self.wrong = {name: np.ones(shape) for name, shape in shapes.items()}
         self.total = {name: np.ones(shape) for name, shape in shapes.items()}
-        self._expected: tuple[Ints, Ints, Ints] | None = None
-        self._errors: list[Tensor] = []
+        self._observed: list[tuple[tuple[Ints, Ints, Ints], list[Tensor]]] = []
+        """Of fresh inputs that were made at once: where they are, and the errors so far."""
 
     def favour(self, error: Floats, share: float) -> None:
         """Let a share of the draws follow the clean error of the original model, given for each seed."""
@@ -442,18 +482,22 @@ class Steering:
 
     def expect(self, row: Ints, case: Ints, bins: Ints) -> None:
         """Announce the next fresh inputs, in the order in which they are observed."""
-        self._expected = (row, case, bins)
+        self._observed.append(((row, case, bins), []))
 
     def observe(self, errors: Tensor) -> None:
         """The error of each fresh input of a batch, 0..1."""
-        self._errors.append(errors.detach())
+        self._observed[-1][1].append(errors.detach())
 
-    def fold(self) -> None:
-        """Fold what was observed into the errors."""
-        if self._expected is None or not self._errors:
+    def fold(self, n_left: int = 0) -> None:
+        """Fold what was observed into the errors, but for the last `n_left` times that fresh inputs were made."""
+        while len(self._observed) > n_left:
+            self._fold(*self._observed.pop(0))
+
+    def _fold(self, expected: tuple[Ints, Ints, Ints], observed: list[Tensor]) -> None:
+        if not observed:
             return
-        errors = np.concatenate([batch.double().cpu().numpy() for batch in self._errors])
-        row, case, bins = (values[: len(errors)] for values in self._expected)
+        errors = torch.cat(observed).double().cpu().numpy()
+        row, case, bins = (values[: len(errors)] for values in expected)
         dimension = np.arange(self.n_dimensions)
         places = {
             "case": (case,),
@@ -466,7 +510,6 @@ class Steering:
             self.total[name] *= KEPT_WEIGHT
             np.add.at(self.wrong[name], at, value)
             np.add.at(self.total[name], at, 1.0)
-        self._errors = []
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """The errors, from which a training resumes."""

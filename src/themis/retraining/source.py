@@ -56,6 +56,8 @@ class Source:
     groups: tuple[Ints, Ints] | None = None
     """What the search and the train seeds belong to; None if each stands for itself."""
     folder: Reader | None = None
+    member: str | None = None
+    """What a suite calls this run."""
     further: tuple[Source, ...] = ()
     """Other runs of the same model on the same seeds, whose perturbations are trained on too."""
 
@@ -76,7 +78,9 @@ class Source:
 
     @property
     def name(self) -> str:
-        """The perturbation with its magnitude, as on the command line."""
+        """The name in a suite, or the perturbation with its magnitude, as on the command line."""
+        if self.member is not None:
+            return self.member
         magnitude = self.settings.magnitude
         return self.perturbation.name + ("" if magnitude is None else f":{magnitude:g}")
 
@@ -245,6 +249,7 @@ def _source(
         about=about,
         groups=groups,
         folder=folder,
+        member=None if folder is None or not is_suite(folder.path.parent) else folder.path.name,
         **known,
     )
 

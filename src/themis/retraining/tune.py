@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
@@ -21,7 +21,7 @@ from themis.oracle import Oracle
 from themis.perturb import Perturbation
 from themis.perturb.attack import in_steps
 from themis.perturb.perturbation import check_fits
-from themis.retraining.batches import Batches, TrainingBatch, hold_out
+from themis.retraining.batches import Batches, TrainingBatch, can_distill, hold_out
 from themis.retraining.captured_step import Step, can_capture, capture
 from themis.retraining.frontier import SHARES, CleanScore, FrontierPoint, HeldOut, choose_share, point_at
 from themis.retraining.grading import (
@@ -38,6 +38,7 @@ from themis.retraining.recipe import Recipe
 from themis.retraining.weights import (
     State,
     Weights,
+    channels_last,
     check_trainable,
     choose_parameters,
     interpolate,
@@ -166,13 +167,15 @@ def tune(
     recipe = recipe.for_task(show_classes(oracle, material.pool), show_numbers(oracle, material.pool))
     key = training_key(target, material, cases, recipe, oracle, ledger)
     loss = choose_loss(oracle, material.loss, target.module)
-    with trainable_copy(target) as trained, target.opened():
+    with trainable_copy(target) as trained, target.opened(), ExitStack() as stack:
         if trained.device.type == "cuda":
             put_channels_last(trained, material.pool.take(torch.arange(2)).to(trained.device))
         parameters = choose_parameters(trained.module, recipe.layers)
         for parameter in trained.module.parameters():
             parameter.requires_grad_(any(parameter is chosen for chosen in parameters))
         held_out = HeldOut(trained, material, split, cases, oracle, loss, recipe)
+        if trained.device.type == "cuda" and can_distill(oracle, material.pool):  # answers are classes or numbers
+            stack.enter_context(channels_last(trained.module, held_out.answer))
         sources = [in_steps(each, recipe.attack_steps) for each in ([fresh_from] if fresh_from else cases.values())]
 
         def begin(rate: float, state: State | None = None) -> _Training:
@@ -187,11 +190,12 @@ def tune(
         for epoch in training.history:
             report(epoch)
         while training.has_epochs_left:
+            lower = training.next_lower([recipe.peak_rate * share for share in LOWER_RATES] if can_fall else [])
             try:
-                training.step()
+                training.step(may_fail=lower is not None)
             except ModelError as error:
                 raise ModelError(f"{error}; {_keep_best(training, folder, ledger)}") from error
-            lower = training.find_lower([recipe.peak_rate * share for share in LOWER_RATES] if can_fall else [])
+            lower = lower if training.has_broken(lower) else None
             if lower is None and folder is not None:
                 save(folder, {"key": key, **training.state()})
             report(training.history[-1])
@@ -267,14 +271,19 @@ class _Training:
                 ) from error
         self.batches.favour(self.before.errors)
 
-    def step(self) -> None:
-        """Train for one epoch and measure the result."""
+    def step(self, may_fail: bool = False) -> None:
+        """Train for one epoch and measure the result; the loss must be finite unless training `may_fail`."""
         start, number = perf_counter(), len(self.history)
         rate = self.recipe.rate((number - 1) * self.batches.n, self.recipe.epochs * self.batches.n)
         device = self.target.device
         with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):  # dropout draws from it
             torch.manual_seed(int(rng.mix(self.recipe.random_seed, FOR_DROPOUT, number)))
             training_loss, mean = self._train(number)
+        if not (may_fail or math.isfinite(training_loss)):
+            raise ModelError(
+                f"the loss must be finite, but it was not in epoch {number}: lower learning_rate, now "
+                f"{self.recipe.learning_rate}"
+            )
         trained = [parameter.data.clone() for parameter in self.parameters]
         _set(self.parameters, mean)
         point, best = self.held_out.point(1.0, self.held_out.clean(), self.before), self.history[self.best]
@@ -289,22 +298,26 @@ class _Training:
         scores = point.clean, point.disturbed, point.loss
         self.history.append(Epoch(len(self.history), *scores, training_loss, rate, perf_counter() - start))
 
-    def find_lower(self, rates: Sequence[float]) -> float | None:
-        """The rate among `rates` to begin again with if the first epoch has broken the model; None to go on.
+    def next_lower(self, rates: Sequence[float]) -> float | None:
+        """The rate among `rates` to begin again with if the next epoch breaks the model; None after the first one."""
+        lower = (rate for rate in rates if rate < self.recipe.peak_rate)
+        return max(lower, default=None) if len(self.history) == 1 else None
 
-        Warns of a broken model, whether or not there is a lower rate.
-        """
+    def has_broken(self, lower: float | None) -> bool:
+        """Whether the first epoch has broken the model, of which this warns, with the lower rate if there is one."""
         before, *epochs = self.history
-        if len(epochs) != 1 or before.clean - epochs[0].clean <= MAX_FIRST_FALL:
-            return None
-        rate = self.recipe.peak_rate
-        lower = max((other for other in rates if other < rate), default=None)
+        if len(epochs) != 1:
+            return False
+        loss = epochs[0].training_loss
+        assert loss is not None  # it is that of a training
+        if math.isfinite(loss) and before.clean - epochs[0].clean <= MAX_FIRST_FALL:
+            return False
         remedy = "lower it" if lower is None else f"training begins again with {lower:g}"
         warn(
-            f"with learning_rate {rate:g}, the first epoch took the clean score on the held-out seeds from "
-            f"{before.clean:.1%} to {epochs[0].clean:.1%}: {remedy}"
+            f"with learning_rate {self.recipe.peak_rate:g}, the first epoch took the clean score on the held-out seeds "
+            f"from {before.clean:.1%} to {epochs[0].clean:.1%}: {remedy}"
         )
-        return lower
+        return True
 
     def measure_frontier(self) -> bool:
         """Measure missing shares of the way from the original weights to those of the best epoch, if there are any."""
@@ -340,13 +353,7 @@ class _Training:
             if self.loss is not None:
                 self.batches.observe(outputs, batch.labels)
         self.target.module.eval()
-        mean = float(self.total) / n
-        if not math.isfinite(mean):
-            raise ModelError(
-                f"the loss must be finite, but it was not in epoch {number}: lower learning_rate, now "
-                f"{self.recipe.learning_rate}"
-            )
-        return mean, [total / n for total in self.sums]
+        return float(self.total) / n, [total / n for total in self.sums]
 
     def _choose_step(self, batch: TrainingBatch) -> Step:
         """The training step: as a CUDA graph if it can be captured, which is decided with the first batch."""
@@ -401,6 +408,9 @@ class _Training:
         put_weights(self.target.module, state["weights"])
         groups = self.optimiser.state_dict()["param_groups"]  # the stored ones may be those of another device
         self.optimiser.load_state_dict({**state["optimiser"], "param_groups": groups})
+        for parameter, stored in self.optimiser.state.items():  # in the layout that parameters have on this device
+            alike = {name: value for name, value in stored.items() if value.shape == parameter.shape}
+            stored.update({name: torch.empty_like(parameter).copy_(value) for name, value in alike.items()})
         self.history = [Epoch(**epoch) for epoch in state["history"]]
         self.before = CleanScore(**state["before"])
         self.best, self.best_weights = state["best"], state["best_weights"]

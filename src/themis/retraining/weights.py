@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from themis.errors import ModelError, StoreError, UsageError, nearest
+from themis.errors import ModelError, StoreError, ThemisError, UsageError, nearest
 from themis.oracle import Oracle
 from themis.perturb import Perturbation
 from themis.reading import open_regular
@@ -112,6 +112,30 @@ def put_channels_last(target: Target, inputs: Tensor) -> None:
     except Exception:  # whatever the model raises
         for tensor in weights:
             tensor.data = tensor.data.contiguous()
+
+
+@contextmanager
+def channels_last(module: nn.Module, answer: Callable[[], Tensor]) -> Iterator[None]:
+    """Lay out the weights of convolutions as a GPU computes fastest, unless the model cannot `answer` and learn then.
+
+    A model that views an activation, `x.view(n, -1)`, needs the channels first.
+    """
+    convolutions = [each for each in module.modules() if type(each) is nn.Conv2d and each.weight.is_contiguous()]
+    _lay_out(convolutions, torch.channels_last)
+    module.eval()
+    try:
+        answer().float().sum().backward()  # type: ignore[no-untyped-call]
+    except (RuntimeError, ThemisError):
+        _lay_out(convolutions, torch.contiguous_format)
+    for parameter in module.parameters():
+        parameter.grad = None
+    yield
+    _lay_out(convolutions, torch.contiguous_format)
+
+
+def _lay_out(convolutions: list[nn.Conv2d], layout: torch.memory_format) -> None:
+    for convolution in convolutions:
+        convolution.weight.data = convolution.weight.data.contiguous(memory_format=layout)
 
 
 def take_weights(module: nn.Module) -> Weights:
