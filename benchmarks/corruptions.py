@@ -1,14 +1,15 @@
 """The suite `corruptions` compared with the published corruptions: a model's accuracy on the same pictures.
 
-    THEMIS_DATA=FOLDER python benchmarks/corruptions.py [--model squeezenet] [--no-quick] [--n 1000] [--draws 5]
+    THEMIS_DATA=FOLDER python benchmarks/corruptions.py [--model resnet56-224] [--no-quick] [--n 1000] [--draws 5]
         [--only fog,snow] [--json FILE]
 
 The published corruptions are those of the package imagecorruptions (`pip install --no-deps imagecorruptions`, with
 scikit-image and opencv-python-headless), whose code is mended here at run time for today's NumPy and scikit-image.
-ResNet-56 gets CIFAR-10's pictures and the parameters published for CIFAR-10-C, which the package does not have;
-SqueezeNet gets pictures of ImageNet with 224 pixels and those of ImageNet-C. Pictures are rounded down to 8 bits, as in
-the published files. Random corruptions are drawn `--draws` times per picture on both sides, so that chance moves a cell
-less than the aim: `noise` is the standard error of the difference.
+ResNet-56 gets CIFAR-10's pictures and the parameters published for CIFAR-10-C, which the package does not have. With
+`resnet56-224`, the pictures are enlarged to 224 pixels, corrupted with the parameters of ImageNet-C, and averaged
+down to 32 pixels for the same model; `efficientnet` gets pictures of ImageNet with 224 pixels. Pictures are rounded
+down to 8 bits, as in the published files. Random corruptions are drawn `--draws` times per picture on both sides, so
+that chance moves a cell less than the aim: `noise` is the standard error of the difference.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ AIM, LIMIT, N_NEAR = 1.0, 3.0, 60
 FIXED = ("defocus_blur", "zoom_blur", "brightness", "contrast", "pixelate", "jpeg_compression")
 """Corruptions without chance."""
 BATCH = 128
-SIDE = 32
-"""Pixels of a picture of CIFAR-10."""
+SIDE, LARGE = 32, 224
+"""Pixels of a picture of CIFAR-10, and of ImageNet."""
 QUICK: dict[str, Any] = {"n": 100, "draws": 1}
 FULL: dict[str, Any] = {"n": 1000, "draws": 5}
 Picture = Any
@@ -91,7 +92,23 @@ def load_package() -> Any:
     def gaussian(image: Picture, sigma: Any, multichannel: bool = False, **options: Any) -> Picture:
         return filters.gaussian(image, sigma, channel_axis=-1 if multichannel else None, **options)
 
+    def glass_blur(image: Any, severity: int) -> Picture:
+        sigma, reach, passes = [(0.7, 1, 2), (0.9, 2, 1), (1, 2, 3), (1.1, 3, 2), (1.5, 4, 2)][severity - 1]
+        x: Picture = np.uint8(gaussian(np.array(image) / 255.0, sigma, multichannel=True) * 255)
+        height, width = x.shape[:2]
+        at = list(range(height * width))
+        rows, columns = range(height - reach, reach, -1), range(width - reach, reach, -1)
+        moves = iter(np.random.randint(-reach, reach, (passes * len(rows) * len(columns), 2)).tolist())
+        for _ in range(passes):
+            for row in rows:
+                for column in columns:
+                    dx, dy = next(moves)
+                    # As published: the views alias, so that a pixel is copied instead of swapped.
+                    at[row * width + column] = at[(row + dy) * width + column + dx]
+        return gaussian(x.reshape(-1, 3)[at].reshape(x.shape) / 255.0, sigma, multichannel=True) * 255
+
     package.gaussian = gaussian
+    package.glass_blur = glass_blur  # the same in a twentieth of the time
     return package
 
 
@@ -250,10 +267,11 @@ def ours(member: SuiteMember, severity: int, inputs: torch.Tensor, draw: int) ->
     return torch.cat([perturb(perturbation, inputs[p], theta[p], noise_seed[p], Context()) for p in parts])
 
 
-def hits(target: Target, inputs: torch.Tensor, labels: torch.Tensor) -> Picture:
-    """Which pictures the model answers correctly, 1 or 0."""
+def hits(target: Target, inputs: torch.Tensor, labels: torch.Tensor, averages: bool = False) -> Picture:
+    """Which pictures the model answers correctly, 1 or 0; it may get them averaged down to 32 pixels."""
     with torch.no_grad():
-        answers = torch.cat([target.forward(batch).argmax(1) for batch in torch.split(inputs, BATCH)])
+        small = torch.nn.functional.adaptive_avg_pool2d(inputs, SIDE) if averages else inputs
+        answers = torch.cat([target.forward(batch).argmax(1) for batch in torch.split(small, BATCH)])
     return (answers == labels).numpy().astype(np.float64)
 
 
@@ -261,25 +279,36 @@ def as_inputs(pictures: Picture) -> torch.Tensor:
     return torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 255
 
 
-def read_squeezenet() -> tuple[Target, Picture, torch.Tensor]:
-    """SqueezeNet 1.1 and the 1,000 pictures of ImageNet, which are 224 pixels wide and high."""
+def read_efficientnet() -> Model:
+    """EfficientNet-Lite0 and the 1,000 pictures of ImageNet, which are 224 pixels wide and high."""
     from themis_lab import zoo
 
-    target, seeds = zoo.load("squeezenet-imagenet"), zoo.data("squeezenet-imagenet")
+    target, seeds = zoo.load("efficientnet-lite0-imagenet"), zoo.data("efficientnet-lite0-imagenet")
     pictures = (seeds.inputs[:] * 255).round().byte().permute(0, 2, 3, 1).numpy()
     assert seeds.labels is not None
     return target, pictures, seeds.labels
 
 
-def read_resnet() -> tuple[Target, Picture, torch.Tensor]:
+def read_resnet() -> Model:
     """ResNet-56 and the test set of CIFAR-10."""
     seeds, target = read_pictures(None), read_target(None, torch.device("cpu"))
     assert seeds.labels is not None
     return target, (seeds.inputs[:] * 255).round().byte().permute(0, 2, 3, 1).numpy(), seeds.labels
 
 
+def enlarged(pictures: Picture) -> Picture:
+    """Pictures with 224 pixels."""
+    return np.stack([np.asarray(Image.fromarray(each).resize((LARGE, LARGE))) for each in pictures])
+
+
 def compare(
-    member: SuiteMember, model: Model, package: Any, corrupt: Corrupt, draws: int, kept: Path | None
+    member: SuiteMember,
+    model: Model,
+    package: Any,
+    corrupt: Corrupt,
+    draws: int,
+    kept: Path | None,
+    averages: bool,
 ) -> list[dict[str, Any]]:
     """The accuracy on both sides at each severity of a corruption. kept: a folder for the answers to published ones."""
     target, pictures, labels = model
@@ -289,14 +318,15 @@ def compare(
         file = None if kept is None else kept / f"{member.name}_{severity}_{draw}.npy"
         if file is not None and file.exists():
             return np.load(file)
-        found = hits(target, as_inputs(published(package, corrupt, member.name, severity, pictures, draw)), labels)
+        corrupted = as_inputs(published(package, corrupt, member.name, severity, pictures, draw))
+        found = hits(target, corrupted, labels, averages)
         if file is not None:
             np.save(file, found)
         return found
 
     for severity in range(len(member.levels)):
         theirs = [hits_of_published(severity, k) for k in range(n)]
-        own = [hits(target, ours(member, severity, inputs, k), labels) for k in range(n)]
+        own = [hits(target, ours(member, severity, inputs, k), labels, averages) for k in range(n)]
         sides = np.array([own, theirs])
         spread = sides.var(1, ddof=1).sum(0) / n if n > 1 else np.zeros(len(labels))
         accuracy = 100 * sides.mean((1, 2))
@@ -333,7 +363,7 @@ def show(cells: list[dict[str, Any]], clean: float, console: Console) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_quick(parser)
-    parser.add_argument("--model", choices=("resnet56", "squeezenet"), default="resnet56")
+    parser.add_argument("--model", choices=("resnet56", "resnet56-224", "efficientnet"), default="resnet56")
     parser.add_argument("--n", type=int, help="pictures")
     parser.add_argument("--draws", type=int, help="times that random corruptions are drawn per picture")
     parser.add_argument("--only", help="corruptions, separated by commas")
@@ -352,19 +382,21 @@ def main() -> None:
         )
         return
     load_frost(package)
-    is_small = arguments.model == "resnet56"
-    target, pictures, labels = read_resnet() if is_small else read_squeezenet()
+    is_small, averages = arguments.model == "resnet56", arguments.model == "resnet56-224"
+    target, pictures, labels = read_efficientnet() if arguments.model == "efficientnet" else read_resnet()
     target.module.eval()
     rows = np.random.default_rng(0).permutation(len(pictures))[: arguments.n]
     pictures, labels = pictures[rows], labels[torch.from_numpy(rows)]
+    pictures = enlarged(pictures) if averages else pictures
     suite = choose_suite("corruptions", as_inputs(pictures).shape[1:])
     members = [member for member in suite.members if not arguments.only or member.name in arguments.only.split(",")]
     cells = []
     for member in members:
         corrupt = small_corruption if is_small else large_corruption
-        cells += compare(member, (target, pictures, labels), package, corrupt, arguments.draws, arguments.kept)
+        model = target, pictures, labels
+        cells += compare(member, model, package, corrupt, arguments.draws, arguments.kept, averages)
         print(member.name, [f"{c['ours'] - c['published']:+.1f}" for c in cells[-5:]], flush=True)
-    clean = float(100 * hits(target, as_inputs(pictures), labels).mean())
+    clean = float(100 * hits(target, as_inputs(pictures), labels, averages).mean())
     show(cells, clean, Console(width=None if sys.stdout.isatty() else 160))
     if arguments.json:
         results = {"clean": clean, "pictures": len(pictures), "draws": arguments.draws, "cells": cells}

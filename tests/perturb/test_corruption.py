@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import hsv_to_rgb, rgb_to_hsv
 from PIL import Image
 from scipy.ndimage import zoom
 
@@ -29,6 +30,22 @@ def test_coarse_pixels_are_those_of_pillow(size):
     small = Image.fromarray(picture()).resize((int(SIDE * size),) * 2, Image.Resampling.BOX)
     expected = np.asarray(small.resize((SIDE, SIDE), Image.Resampling.BOX), dtype=float)
     assert np.abs(disturbed("coarse_pixels", picture(), size=size) - expected).max() <= 1.01, "Pillow rounds twice"
+
+
+@pytest.mark.parametrize("shift", [0.05, 0.3, 0.5])
+def test_hsv_brightness_raises_the_value(shift):
+    pixels = picture()
+    pixels[0] = 0  # black turns grey
+    hsv = rgb_to_hsv(pixels / 255.0)
+    hsv[..., 2] = np.clip(hsv[..., 2] + shift, 0, 1)
+    np.testing.assert_allclose(disturbed("hsv_brightness", pixels, shift=shift), hsv_to_rgb(hsv) * 255, atol=1e-3)
+
+
+def test_channel_contrast_keeps_the_mean_of_each_channel():
+    pixels = picture()
+    means = pixels.mean((0, 1), keepdims=True)
+    expected = means + 0.05 * (pixels - means)
+    np.testing.assert_allclose(disturbed("channel_contrast", pixels, change=-0.95), expected, atol=1e-3)
 
 
 @pytest.mark.parametrize(("amount", "copies"), [(0.06, 7), (0.11, 12), (0.25, 26)])

@@ -161,6 +161,25 @@ def coarse_pixels(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> 
     return inputs
 
 
+@_corruption(Theta("shift", 0.0, 0.5, unit="share of the input range", limits=(0, 1)), is_smooth=True, is_random=False)
+def hsv_brightness(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """The brightest channel of each pixel raised and the others in proportion: hue and saturation stay the same."""
+    (shift,) = columns(theta, inputs)
+    value = inputs.amax(1, keepdim=True)
+    raised = (value + shift).clamp_max(1)
+    return torch.where(value > 0, inputs * (raised / value.clamp_min(1e-6)), raised)
+
+
+@_corruption(
+    Theta("change", -0.95, 0.0, 0.0, unit="share of the contrast", limits=(-1, 10)), is_smooth=True, is_random=False
+)
+def channel_contrast(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
+    """Values pulled towards the mean of their channel, or spread away from it."""
+    (change,) = columns(theta, inputs)
+    mean = inputs.mean(3, keepdim=True).mean(2, keepdim=True)  # in two steps, which round the same in any batch
+    return torch.addcmul(-change * mean, inputs, 1 + change)
+
+
 @_corruption(
     Theta(
         "thickness", 0.0, 1.5, unit="brightness of the fog relative to the picture's brightest value", limits=(0, 20)
