@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from themis.judge.decide import Decision
 from themis.reading import items, number, optional, read_json, record, text, whole
 from themis.report.gates.results import read_gates
 from themis.report.names import (
@@ -55,13 +54,11 @@ from themis.runs.display.fault import (
 from themis.runs.display.text import CleanScores, Counts, describe_calibration, write_verdict
 from themis.runs.estimates import (
     SensitivitySpread,
+    final_figures,
     layer_sensitivity,
     phase_seconds,
     rates_by_theta,
     read_progress,
-    stored_by_strength,
-    stored_calibration,
-    stored_slices,
     strengths,
     uniform_estimates,
 )
@@ -136,7 +133,8 @@ def read_view(run: Reader | str | Path, *, most_pictures: int = MAX_PICTURES) ->
     kept = [k for k, is_kept in enumerate(faults.columns["kept"]) if is_kept]
     kept_ids, kept_seeds = ([column[k] for k in kept] for column in (faults.columns["id"], faults.columns["seed_id"]))
     matrix = answer_matrix(run)
-    slices = stored_slices(summary)
+    final = final_figures(summary)
+    slices, decision = final["slices"], final["decision"]
     named = chain(
         matrix["rows"], matrix["columns"], *(faults.columns[name] for name in ("answer", "clean_answer", "label"))
     )
@@ -172,7 +170,7 @@ def read_view(run: Reader | str | Path, *, most_pictures: int = MAX_PICTURES) ->
             is_running=state == "running",
         ),
         stop=run.stop_sentence(summary, state),
-        decision=None if ended.get("decision") is None else Decision(**ended["decision"]).clause,  # with --decide
+        decision=decision and decision.clause,  # with --decide
         fault_rate=estimates.fault_rate,
         profile=describe_profile(run.record["theta"], run.record["settings"].get("seed_weights")),
         review=review and {"text": review.text, "counts": review.counts, **review.as_dict()},  # None without marks
@@ -193,8 +191,8 @@ def read_view(run: Reader | str | Path, *, most_pictures: int = MAX_PICTURES) ->
         inputs=read_inputs(run, kept_ids, kept_seeds, most_pictures, feature_names(run)),
         matrix=matrix,
         rates=rates_by_theta(run, progress),
-        strengths=stored_by_strength(summary),  # these two are empty before the campaign has ended
-        calibration=describe_calibration(stored_calibration(summary)),  # None in other tasks and before the end
+        strengths=final["correct_by_strength"],
+        calibration=describe_calibration(final["calibration"]),
         slices=slices,
         worst_slices=[rate.name for rate in worst_slices(slices, estimates.fault_rate)],
         has_dropped=bool(last and last.dropped),

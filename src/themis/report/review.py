@@ -21,7 +21,7 @@ from themis.runs.analysis.review import (
     reviewable_faults,
 )
 from themis.runs.display.fault import answers, data_uri, describe_theta, is_picture, pictures
-from themis.runs.fault import Fault, FaultInputs, Replay, gives_answers, name_outcome
+from themis.runs.fault import Fault, gives_answers, name_outcome
 from themis.runs.replay import Replayer
 from themis.text import percent
 
@@ -103,7 +103,7 @@ class Session:
         if k in self._shown:
             return self._shown[k]
         fault = self.faults[k]
-        shown: FaultInputs | Replay | None = self._replayer.show(fault)
+        shown = self._replayer.show(fault)
         if shown is None:
             shown = replay = self._replayer.replay(fault)
             if not replay.is_same:

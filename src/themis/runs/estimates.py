@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from themis.data.slices import SliceColumn, class_column, metadata_columns, slice_columns
 from themis.errors import StoreError, UsageError
 from themis.judge.calibration import Calibration
+from themis.judge.decide import Decision
 from themis.judge.estimate import Estimate, share
+from themis.judge.normality import Normality
 from themis.reading import check_form
 from themis.runs.fault import MAX_TESTS, STREAMS
 from themis.runs.run import Round, Seconds, SliceRate, StrengthPart
@@ -90,8 +92,7 @@ def uniform_estimates(
     is_weighted: whether the seeds have weights; the fault rate is then known only at the end.
     """
     if summary is not None:
-        plain = (summary["fault_rate"], summary["residual_risk"], summary.get("residual_risk_uniform"))
-        return UniformEstimates(*(None if estimate is None else Estimate(**estimate) for estimate in plain))
+        return UniformEstimates(*(_estimate(summary.get(each.name)) for each in fields(UniformEstimates)))
     if progress is None:
         return UniformEstimates(None, None, None)
     from themis.judge.risk import fault_rate, unseen_mass
@@ -103,27 +104,28 @@ def uniform_estimates(
     return UniformEstimates(rate, of_campaign or of_uniform, of_uniform)
 
 
-def stored_by_strength(summary: dict[str, Any] | None) -> tuple[StrengthPart, ...]:
-    """The share of correct answers by strength, as a summary has it; empty without one or in earlier versions."""
-    parts = (summary or {}).get("correct_by_strength", ())
-    return tuple(StrengthPart(**{**part, "correct": Estimate(**part["correct"])}) for part in parts)
+def final_figures(summary: dict[str, Any] | None) -> dict[str, Any]:
+    """What is known at the end of a campaign, by the fields of `Run`; empty or None before, and in other tasks."""
+    plain = summary or {}
+    decision, normality, calibration = (plain.get(name) for name in ("decision", "normality", "calibration"))
+    return {
+        "decision": decision and Decision(**decision),
+        "normality": normality and Normality(**normality),
+        "calibration": calibration and Calibration(*(_estimate(calibration[name]) for name in ("clean", "disturbed"))),
+        "correct_by_strength": tuple(
+            StrengthPart(**{**part, "correct": _estimate(part["correct"])})
+            for part in plain.get("correct_by_strength", ())
+        ),
+        "slices": tuple(
+            SliceRate(**{**each, "fault_rate": _estimate(each["fault_rate"])}) for each in plain.get("slices", ())
+        ),
+        "coverage_interval": _estimate(plain.get("coverage_interval")),
+        **{name: plain.get(name) for name in ("coverage_uniform", "design_effect", "requests")},
+    }
 
 
-def stored_slices(summary: dict[str, Any] | None) -> tuple[SliceRate, ...]:
-    """The fault rate by slice, as a summary has it; empty without one or in earlier versions."""
-    rates = (summary or {}).get("slices", ())
-    return tuple(
-        SliceRate(**{**each, "fault_rate": None if each["fault_rate"] is None else Estimate(**each["fault_rate"])})
-        for each in rates
-    )
-
-
-def stored_calibration(summary: dict[str, Any] | None) -> Calibration | None:
-    """The calibration, as a summary has it; None without one, in earlier versions, or in other tasks."""
-    plain = (summary or {}).get("calibration")
-    if plain is None:
-        return None
-    return Calibration(*(plain[name] and Estimate(**plain[name]) for name in ("clean", "disturbed")))
+def _estimate(plain: dict[str, float] | None) -> Estimate | None:
+    return None if plain is None else Estimate(**plain)
 
 
 def phase_seconds(summary: dict[str, Any] | None, progress: SavedProgress | None) -> Seconds | None:

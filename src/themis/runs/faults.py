@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from themis.errors import MissingExtraError, UsageError
-from themis.runs.fault import PLAIN_COLUMNS, Fault, RunHandle
+from themis.runs.fault import PLAIN_COLUMNS, Fault
+
+if TYPE_CHECKING:
+    from themis.runs.replay import RunHandle
 
 Array = NDArray[Any]
 

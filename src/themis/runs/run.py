@@ -19,7 +19,6 @@ from themis.judge.estimate import Estimate, describe_share
 from themis.judge.normality import Normality
 from themis.perturb.perturbation import Theta
 from themis.runs.display.text import CleanScores, Counts, RunVerdict, write_verdict
-from themis.runs.fault import RunHandle
 from themis.runs.faults import Faults
 from themis.settings import Settings, policy_name
 from themis.target.activations import OUTPUT, Layer
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
     from themis.runs.analysis.diff import Diff
     from themis.runs.analysis.review import Review
+    from themis.runs.replay import RunHandle
     from themis.runs.trust import Trusted
 
 

@@ -98,7 +98,7 @@ def describe_answer(answer: int, value: float | None, confidence: float, outcome
     return f"{outcome or answer} ({', '.join(details)})" if details else outcome or str(answer)
 
 
-def pictures(shown: FaultInputs | Replay) -> list[Pixels]:
+def pictures(shown: FaultInputs) -> list[Pixels]:
     """The clean input, the disturbed one and their amplified difference, `[height, width(, 3)]`; none for tables."""
     clean, disturbed = shown.clean_inputs.float().cpu(), shown.inputs.float().cpu()
     if is_signal(tuple(clean.shape)):

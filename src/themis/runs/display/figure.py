@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from themis.runs.analysis.diff import Diff
     from themis.runs.analysis.shrink import Robustness
-    from themis.runs.fault import Fault, FaultInputs, Replay
+    from themis.runs.fault import Fault, FaultInputs
     from themis.runs.run import Run
 
 INK, RIGHT, WRONG, QUIET, FAINT, BLUE = "#1a1a1a", "#1b7f4b", "#b3261e", "#6b6b6b", "#b8c2cc", "#1f5f99"
@@ -54,7 +54,7 @@ def draw_faults(run: Run, path: str | Path, *, n: int = 12, classes: Sequence[st
 
 
 def draw_pairs(
-    pairs: Sequence[tuple[Fault, FaultInputs | Replay]],
+    pairs: Sequence[tuple[Fault, FaultInputs]],
     file: str | Path | BinaryIO,
     title: str,
     classes: Sequence[str] | None = None,

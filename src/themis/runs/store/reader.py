@@ -25,8 +25,8 @@ from themis.runs.store.files import is_locked
 from themis.runs.store.schema import DATABASE, MAX_JSON, REMEDY, ROUND_COLUMNS, SHARE_FORM, damage_explained, quoted
 
 if TYPE_CHECKING:
-    from themis.runs.fault import RunHandle
     from themis.runs.faults import Array, Faults
+    from themis.runs.replay import RunHandle
     from themis.runs.run import Round
     from themis.runs.store.tensors import Tensors
     from themis.runs.store.writer import Checkpoint
