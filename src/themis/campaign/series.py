@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from themis.campaign.criterion import CampaignCriterion, prepare_criterion
 from themis.campaign.loop import has_finished, run_campaign
 from themis.campaign.recorder import Callbacks, Recorder
 from themis.campaign.remote import check_workers, start_workers
 from themis.campaign.setup import (
+    CampaignCriterion,
     CampaignPlan,
     CleanSweep,
     MakeMeasurer,
@@ -23,6 +23,7 @@ from themis.campaign.setup import (
     TestedModel,
     check_classes,
     prepare,
+    prepare_criterion,
     sweep_clean,
 )
 from themis.campaign.state import Clock, State, saved_chunks

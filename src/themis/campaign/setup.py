@@ -1,8 +1,9 @@
-"""What never changes in a campaign, and preparing it: the clean sweep and everything that follows from it."""
+"""What never changes in a campaign, and preparing it: the criterion, the clean sweep and all that follows from it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from themis.campaign.criterion import CampaignCriterion
-from themis.criteria.view import View
+from themis.criteria.criterion import Criterion
+from themis.criteria.names import choose_criterion
+from themis.criteria.view import View, fit_to
 from themis.data.features import Features
 from themis.data.groups import read_groups
 from themis.data.seeds import Seeds, class_numbers, read_seeds
@@ -41,6 +43,7 @@ from themis.runs.source import Origin
 from themis.search import Policy, Space
 from themis.search.policy import UNIFORM_STREAM
 from themis.settings import Settings
+from themis.target.against import Against
 from themis.target.alignment import align_seeds, align_target
 from themis.target.blackbox import as_target
 from themis.target.diagnose import (
@@ -53,6 +56,96 @@ from themis.target.diagnose import (
 )
 from themis.target.target import AnyTarget
 from themis.target.traits import is_differentiable
+
+
+@dataclass(frozen=True)
+class CampaignCriterion:
+    """A criterion that is ready to be updated with a campaign's tests."""
+
+    criterion: Criterion
+    name: str
+    """As the user writes it."""
+    leads: bool
+    """Whether the policy follows it; then the coverage goal and the plateau refer to it."""
+    source: str | None
+    """What it learned from; None if it learns nothing or was fitted already."""
+    n_inputs: int
+
+    def describe(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "name": self.name,
+            "leads": self.leads,
+            "is_share": self.criterion.laws.bounded,
+            "source": self.source,
+            "inputs": self.n_inputs,
+        }
+
+
+def prepare_criterion(
+    settings: Settings, policy: Policy, target: AnyTarget, seeds: Seeds, train: Any
+) -> CampaignCriterion | None:
+    """The criterion that the settings name, fitted to training data or else to the seeds' clean inputs."""
+    chosen = None if settings.criterion is None else choose_campaign_criterion(settings.criterion)
+    if isinstance(target, Against) and (chosen is not None or policy.is_guided or policy.takes_rivals):
+        raise UsageError(
+            "a model that is tested against a reference must have neither a criterion nor a policy that follows one, "
+            f"got policy {settings.policy!r} and criterion {settings.criterion!r}: leave them out"
+        )
+    own = policy.own_criterion(target, seeds, chosen)
+    if own is not None:
+        return CampaignCriterion(own, str(own), True, None, 0)
+    if chosen is None:
+        if policy.is_guided:
+            raise UsageError(
+                f"policy {settings.policy!r} follows a criterion, got none: pass criterion=..., for example kmnc"
+            )
+        if train is not None:
+            raise UsageError(
+                "train is data that a criterion learns from, got no criterion: pass criterion=..., for example kmnc"
+            )
+        return None
+    name = settings.criterion if isinstance(settings.criterion, str) else str(chosen)
+    own, leads = chosen.fresh(), policy.is_guided  # the caller's object stays unchanged
+    if chosen.learnt:
+        if train is not None:
+            raise UsageError(
+                f"{chosen} is fitted already, train would change nothing: leave it out, or pass {chosen!r}"
+            )
+        return CampaignCriterion(own, name, leads, None, 0)
+    data = seeds
+    with nullcontext() if train is None else _name_training_data():
+        if train is not None:
+            data = read_seeds(train, settings.train_inputs)
+        if data.shape[1:] != seeds.shape[1:]:
+            raise DataError(
+                f"its inputs must have the seeds' shape {list(seeds.shape[1:])}, got {list(data.shape[1:])}"
+            )
+        with step("fitting the criterion"):
+            fit_to(own, target, data)
+    source = None if not chosen.learns else "the seeds" if train is None else "training data"
+    return CampaignCriterion(own, name, leads, source, len(data))
+
+
+def choose_campaign_criterion(criterion: str | Criterion) -> Criterion:
+    """The criterion with this name, or the given one, if a campaign can use it."""
+    chosen = choose_criterion(criterion)
+    if not chosen.can_guide:
+        raise UsageError(
+            f"{chosen.name} cannot be used in a campaign: it reads contributions, and a campaign provides activations; "
+            "use it in a loop of your own, or choose another criterion"
+        )
+    return chosen
+
+
+@contextmanager
+def _name_training_data() -> Iterator[None]:
+    """Errors about data say that it is the training data."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"training data: {error}") from error
+
 
 REMEMBERED = 4
 """Portions of uniform tests that are remembered."""

@@ -104,7 +104,7 @@ def check_config(arguments: CommandLine, path: Path) -> None:
 
 def check_names(perturbation: str, settings: Settings) -> Perturbation:
     """Reject unknown names before the model and the data are loaded, which may take long; returns the perturbation."""
-    from themis.campaign.criterion import choose_campaign_criterion
+    from themis.campaign.setup import choose_campaign_criterion
     from themis.judge import choose_judge
     from themis.perturb import choose_perturbation
     from themis.search import choose_policy

@@ -70,7 +70,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def execute(arguments: CommandLine) -> int:
-    from themis.suites.named import SUITES, choose_suite
+    from themis.suites.definition import SUITES, choose_suite
 
     options = fields_of(SuiteOptions, arguments.given)
     options |= {
@@ -121,7 +121,7 @@ def execute(arguments: CommandLine) -> int:
 
 def _source(arguments: CommandLine) -> Any:
     """The suite that the user names."""
-    from themis.suites.named import SUITES
+    from themis.suites.definition import SUITES
 
     if arguments.perturb and arguments.suite:
         raise UsageError(f"a suite and --perturb must not both be given, got {arguments.suite!r} too: choose one")
@@ -140,7 +140,7 @@ def _source(arguments: CommandLine) -> Any:
 def _describe_suite(source: Any, arguments: CommandLine) -> dict[str, Any]:
     """The suite for the data, or for pictures of 224 pixels if no data is named, without what is as by default."""
     from themis.data.seeds import read_seeds
-    from themis.suites.named import choose_suite
+    from themis.suites.definition import choose_suite
 
     is_named = arguments.data or arguments.zoo is not None
     shape = read_seeds(named_origin(arguments).read(), 1).shape[1:] if is_named else (3, 224, 224)

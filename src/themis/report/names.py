@@ -20,17 +20,6 @@ if TYPE_CHECKING:
     from themis.runs.store.tensors import Tensors
 
 
-def task_of(run: Reader) -> str:
-    """The name of the oracle without its parameter: wrong, changed, regression, ..."""
-    return str(run.record.get("start", {}).get("oracle", "")).partition(":")[0]
-
-
-def class_names(run: Reader) -> list[str] | None:
-    """Class names in the order of the class indices, if the data had them."""
-    names: list[str] | None = run.record.get("start", {}).get("classes")
-    return names
-
-
 def outcome_names(task: str, outcomes: Iterable[int], classes: list[str] | None) -> dict[int, str]:
     """A name for each of the outcomes."""
     return {outcome: name_outcome(task, outcome, classes) for outcome in outcomes}

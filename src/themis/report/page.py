@@ -7,7 +7,7 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from functools import cache
 from hashlib import sha256
 from html import escape
@@ -27,14 +27,12 @@ from themis.report.names import (
     FeatureChanges,
     answer_names,
     as_text,
-    class_names,
     describe_settings,
     feature_changes,
     feature_names,
     outcome_names,
     part_names,
     subject_of,
-    task_of,
 )
 from themis.runs.analysis.groups import group
 from themis.runs.analysis.review import read_review
@@ -64,7 +62,7 @@ from themis.runs.estimates import (
 )
 from themis.runs.fault import PLAIN_COLUMNS
 from themis.runs.run import Round, describe_profile, record_covers_neurons, worst_slices
-from themis.runs.store.files import REPLACE_REMEDY, check_free, write_fresh
+from themis.runs.store.files import REPLACE_REMEDY, check_free, json_safe, write_fresh
 from themis.runs.store.reader import TELLING_PLACE, TELLING_SCORE, Reader
 from themis.runs.store.schema import SIGNATURE_UNITS, theta_column
 from themis.runs.store.tensors import Tensors
@@ -97,21 +95,8 @@ class ReportView(SimpleNamespace):
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for `json.dumps`, as the script of the page reads it."""
-        plain: dict[str, Any] = plain_view(vars(self))
+        plain: dict[str, Any] = json_safe(vars(self))
         return plain
-
-
-def plain_view(value: Any) -> Any:
-    """Dataclasses, lists and dicts as plain data for JSON."""
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if isinstance(value, list | tuple):
-        return [plain_view(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): plain_view(item) for key, item in value.items()}
-    if not is_dataclass(value):
-        raise TypeError(f"a view must be made of plain data and dataclasses, got {type(value).__name__}")
-    return {field.name: plain_view(getattr(value, field.name)) for field in fields(value)}
 
 
 def read_view(run: Reader | str | Path, *, most_pictures: int = MAX_PICTURES) -> ReportView:
@@ -126,7 +111,7 @@ def read_view(run: Reader | str | Path, *, most_pictures: int = MAX_PICTURES) ->
     ended = summary or {}
     state = run.state(summary)
     progress, rounds = read_progress(run), run.rounds()
-    start, task = run.record.get("start", {}), task_of(run)
+    start, task, classes = run.start, run.task, run.classes
     last = rounds[-1] if rounds else None
     related = group(run.faults()) if state != "running" and run.count() else []
     faults = read_rows(run, {id: k for k, entry in enumerate(related) for id in entry.ids})
@@ -139,7 +124,6 @@ def read_view(run: Reader | str | Path, *, most_pictures: int = MAX_PICTURES) ->
         matrix["rows"], matrix["columns"], *(faults.columns[name] for name in ("answer", "clean_answer", "label"))
     )
     answers = sorted({answer for answer in named if isinstance(answer, int)})  # that the page may have to name
-    classes = class_names(run)
     counts = _counts(run, last, start)
     is_weighted = run.record["settings"].get("seed_weights") is not None
     estimates = uniform_estimates(summary, progress, rounds, is_weighted=is_weighted)
@@ -267,7 +251,6 @@ def _rounds(rounds: Sequence[Round]) -> list[dict[str, Any]]:
 def _layers(
     run: Reader, last: Round | None, sensitivity: dict[str, SensitivitySpread], shares: Sequence[float]
 ) -> list[dict[str, Any]]:
-    layers = run.record.get("start", {}).get("layers", ())
     return [
         {
             "name": layer["name"],
@@ -276,7 +259,7 @@ def _layers(
             "sensitivity": sensitivity.get(layer["name"]),
             "share": shares[k] if k < len(shares) else None,
         }
-        for k, layer in enumerate(layers)
+        for k, layer in enumerate(run.start.get("layers", ()))
     ]
 
 

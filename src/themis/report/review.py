@@ -7,7 +7,6 @@ from threading import Lock
 from typing import Any
 
 from themis.errors import DataError, ThemisError, UsageError
-from themis.report.names import class_names, task_of
 from themis.report.page import render_page
 from themis.report.watch import HTML, JSON, PAGE, Response, Server, listen, policy
 from themis.runs.analysis.review import (
@@ -48,7 +47,7 @@ class Session:
         self.marks = read_marks(run, faults).get(self.reviewer, {})
         self.path, self.faults, self._identity = run.path, faults[:number], identity(run)
         self._replayer, self._lock, self._shown = replayer, Lock(), dict[int, tuple[str, ...]]()
-        self._task, self._classes = task_of(run), class_names(run)
+        self._task, self._classes = run.task, run.classes
         self._draw(self.first)
 
     @property

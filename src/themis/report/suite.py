@@ -14,15 +14,13 @@ from themis.judge.estimate import share
 from themis.report.gates.results import read_gates
 from themis.report.names import (
     answer_names,
-    class_names,
     describe_settings,
     feature_names,
     outcome_names,
     subject_of,
-    task_of,
 )
-from themis.report.page import REPORT, ShellCommand, plain_view, read_inputs, render_page, write_report
-from themis.runs.store.files import REPLACE_REMEDY, check_free, write_fresh
+from themis.report.page import REPORT, ShellCommand, read_inputs, render_page, write_report
+from themis.runs.store.files import REPLACE_REMEDY, check_free, json_safe, write_fresh
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import DATABASE
 from themis.settings import FAILS
@@ -52,7 +50,7 @@ def read_suite_view(suite: SuiteRun, errors: CorruptionErrors | None = None) -> 
     commands = _commands(suite)
     gates = read_gates(suite.path, suite.tests)
     tone, verdict = _verdict(suite, None if gates is None else gates["max_fault_rate"])
-    plain: dict[str, Any] = plain_view(
+    plain: dict[str, Any] = json_safe(
         {
             **suite.summary(),
             "run": str(suite.path),
@@ -183,7 +181,7 @@ def _telling(folder: Path, member: str) -> dict[str, Any] | None:
         with closing(Reader(folder, is_brief=True)) as run:
             for fault in run.faults("tensors IS NOT NULL").most_telling(1):
                 inputs = read_inputs(run, [fault.id], [fault.seed_id], 1, feature_names(run))
-                task, names = task_of(run), class_names(run)
+                task, names = run.task, run.classes
                 theta = ", ".join(f"{name} {value:.3g}" for name, value in fault.theta.items())
                 clean = fault.clean_answer
                 return {

@@ -20,6 +20,7 @@ from themis.judge.normality import Normality
 from themis.perturb.perturbation import Theta
 from themis.runs.display.text import CleanScores, Counts, RunVerdict, write_verdict
 from themis.runs.faults import Faults
+from themis.runs.store.files import json_safe
 from themis.settings import Settings, policy_name
 from themis.target.activations import OUTPUT, Layer
 from themis.text import counted, percent
@@ -482,10 +483,4 @@ def _draw(kind: str, *values: Any) -> Figure:
 
 def _named(source: Any, *names: str) -> dict[str, Any]:
     """Some fields of an object as plain data."""
-    return {name: _plain(getattr(source, name)) for name in names}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [asdict(each) for each in value]
-    return asdict(value) if isinstance(value, Calibration | Decision | Estimate | Normality | Seconds) else value
+    return {name: json_safe(getattr(source, name)) for name in names}

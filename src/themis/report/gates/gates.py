@@ -25,10 +25,9 @@ from themis.runs.run import Run, SliceRate
 from themis.runs.store.reader import Reader
 from themis.runs.trust import Trusted
 from themis.settings import HOLDS, MAX_RISK, UNDECIDED, claimed_limit
-from themis.suites.decide import SuiteDecision
 from themis.suites.folder import is_suite, name_suites
 from themis.suites.options import read_claim
-from themis.suites.result import CorruptionErrors, Rebuild, SuiteRun, open_members
+from themis.suites.result import CorruptionErrors, Rebuild, SuiteDecision, SuiteRun, open_members
 from themis.target.blackbox import BlackBox
 from themis.target.estimator import Estimator
 from themis.text import counted, percent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -187,13 +187,12 @@ class Diff:
     def as_dict(self) -> dict[str, Any]:
         """The result as plain data."""
         plain = {name: value for name, value in vars(self).items() if name != "curves"}
-        for name in ("paired", "overlap", "clean"):
-            plain[name] = None if plain[name] is None else asdict(plain[name])
         for name in ("faults_before", "faults_after"):
             plain[name] = plain[name] and {key: ids for key, ids in vars(plain[name]).items() if key != "shown"}
         plain |= {"fixed": self.fixed, "new": self.new, "still": self.still}
         plain["robustness"] = None if self.curves is None else [curve.as_dict() for curve in self.curves]
-        return {name: json_safe(value) for name, value in plain.items()}
+        safe: dict[str, Any] = json_safe(plain)
+        return safe
 
     def rows(self) -> list[tuple[str, ...]]:
         """A table of name, before and after."""

@@ -22,6 +22,7 @@ from themis.runs.display.text import RANDOM, UNBROKEN
 from themis.runs.fault import Fault
 from themis.runs.replay import AnyRun, as_run
 from themis.runs.run import StrengthPart
+from themis.runs.store.files import json_safe
 from themis.search.policy import Space
 
 BISECTIONS = 10
@@ -78,11 +79,8 @@ class ShrunkFault:
 
     def as_dict(self) -> dict[str, Any]:
         """The fault as plain data; numbers that JSON cannot represent become None."""
-        plain = {**asdict(self), "is_same": self.is_same, "not_needed": list(self.not_needed)}
-        return {
-            name: None if isinstance(value, float) and not np.isfinite(value) else value
-            for name, value in plain.items()
-        }
+        plain: dict[str, Any] = json_safe(self)
+        return plain | {"is_same": self.is_same}
 
 
 def shrink(

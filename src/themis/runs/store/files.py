@@ -14,6 +14,7 @@ import sqlite3
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from secrets import token_hex
 from shlex import quote
@@ -162,7 +163,9 @@ def as_json(value: Any, indent: int | None = None) -> bytes:
 
 
 def json_safe(value: Any) -> Any:
-    """Plain data with None for every number that JSON cannot represent."""
+    """Plain data, also of dataclasses, with None for every number that JSON cannot represent."""
+    if is_dataclass(value):
+        return {each.name: json_safe(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, dict):
         return {name: json_safe(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
