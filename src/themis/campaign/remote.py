@@ -28,7 +28,7 @@ from themis.measure.fold import Objective
 from themis.measure.moments import Accumulator, Moments
 from themis.measure.runner import LocalMeasurer, Measurement, Portion, TestRunner, Upcoming
 from themis.measure.sweep import SWEEP, sweep_chunk, take_sweep
-from themis.measure.tests import FaultDetails, Ints, Results, Tests
+from themis.measure.tests import FaultDetails, Ints, Tests
 from themis.oracle import Oracle, choose_oracle
 from themis.perturb import Perturbation
 from themis.progress import advance, step
@@ -85,16 +85,12 @@ class ChunkOfTests:
 class MeasuredChunk:
     """What a worker returns of a chunk of tests."""
 
-    results: Results
-    faults: dict[str, Array]
-    panel: tuple[Array, Array] | None
+    measurement: Measurement
+    """With all tensors on the CPU."""
     first: tuple[Array, Array] | None
     """Of the first chunk of a stream: what is subtracted from sensitivities, and the sums of `D - shift` and of its
     square `[2, neurons]`; the worker keeps those of other chunks."""
     n_folded: int
-    passes: int
-    chunk: int
-    pass_size: int
     own_passes: int
 
 
@@ -149,7 +145,7 @@ class ChunkWorker:
         before = into.count
         runner = self._runner = self._runner or TestRunner(calculator)
         measurement = runner.measure(chunk.tests, into, self._objective(chunk.objective), chunk.max_passes)
-        n_folded, panel = into.count - before, measurement.panel
+        n_folded, panel, faults = into.count - before, measurement.panel, measurement.faults
         first = None
         if n_folded:
             sums = into.take_sums()
@@ -157,17 +153,12 @@ class ChunkWorker:
                 first = array_of(into.shift), array_of(sums)
             else:
                 self._sums[chunk.number] = chunk.stream, sums
-        return MeasuredChunk(
-            measurement.results,
-            {name: array_of(torch.as_tensor(value)) for name, value in measurement.faults.arrays().items()},
-            None if panel is None else (array_of(panel[0]), array_of(panel[1])),
-            first,
-            n_folded,
-            measurement.passes,
-            measurement.chunk,
-            measurement.pass_size,
-            calculator.own_passes,
+        sent = replace(
+            measurement,
+            faults=FaultDetails(faults.columns, faults.inputs.cpu(), faults.outputs.cpu()),
+            panel=panel and (panel[0].cpu(), panel[1].cpu()),
         )
+        return MeasuredChunk(sent, first, n_folded, calculator.own_passes)
 
     def take_sums(self, numbers: list[int], underway: list[int]) -> dict[str, tuple[Array, list[int]]]:
         """The sums of those chunks that this worker has run, by stream, with their numbers; keeps others underway."""
@@ -195,8 +186,7 @@ class ChunkWorker:
 
 def array_of(tensor: Tensor) -> Array:
     """A tensor as it is sent."""
-    array: Array = tensor.detach().cpu().numpy()
-    return array
+    return np.asarray(tensor.detach().cpu())
 
 
 def tensor_of(array: Array) -> Tensor:
@@ -285,7 +275,7 @@ class RemoteMeasurer:
         self._start(pending, upcoming)
         started = self._started.pop(int(pending.tests.number[0]))
         measured: MeasuredChunk = self.pool.result(started.call)
-        has_unfolded = measured.n_folded < int(measured.results.was_run.sum())  # some outputs were not finite
+        has_unfolded = measured.n_folded < int(measured.measurement.results.was_run.sum())  # others were not finite
         if has_unfolded and max_passes is not None:  # how many are folded depends on the passes that are left
             started = self._submit(pending.stream, started.chunk.tests, started.chunk.objective, into, max_passes)
             measured = self.pool.result(started.call)
@@ -295,14 +285,13 @@ class RemoteMeasurer:
             into.commit_sums(self._on_device(sums), measured.n_folded)
         elif measured.n_folded:
             into.count += measured.n_folded
-            self._owed[started.chunk.number] = replace(
-                started.chunk, tests=started.chunk.tests[: len(measured.results)]
-            )
+            tests = started.chunk.tests[: len(measured.measurement)]
+            self._owed[started.chunk.number] = replace(started.chunk, tests=tests)
             if len(self._owed) >= MOST_OWED * self.pool.n_workers:
                 self.gather()
-        calculator.memory.shrink(measured.chunk)
+        calculator.memory.shrink(measured.measurement.chunk)
         calculator.own_passes = max(calculator.own_passes, measured.own_passes)
-        return self._measurement(measured)
+        return self._received(measured.measurement)
 
     def gather(self) -> None:
         """Add the sums of all chunks that were taken; those of workers that have died are computed again."""
@@ -402,21 +391,16 @@ class RemoteMeasurer:
     def _on_device(self, array: Array) -> Tensor:
         return tensor_of(array).to(self.calculator.device)
 
-    def _measurement(self, measured: MeasuredChunk) -> Measurement:
-        """What a worker has measured, copied: a part of a message that stays in use would keep all of it in memory."""
-        device, panel = self.calculator.device, measured.panel
-        columns: dict[str, Any] = {name: value.copy() for name, value in measured.faults.items()}
-        inputs, outputs = (torch.from_numpy(columns.pop(name)) for name in ("inputs", "outputs"))
-        results: dict[str, Any] = {
-            name: None if value is None else value.copy() for name, value in vars(measured.results).items()
-        }
-        return Measurement(
-            Results(**results),
-            FaultDetails(columns, inputs, outputs),
-            None if panel is None else (tensor_of(panel[0]).to(device), tensor_of(panel[1]).to(device)),
-            measured.passes,
-            measured.chunk,
-            measured.pass_size,
+    def _received(self, sent: Measurement) -> Measurement:
+        """What a worker has measured; an array that stays in use would keep all of its message in memory, so copied."""
+        device, panel, faults = self.calculator.device, sent.panel, sent.faults
+        columns = {name: value.copy() for name, value in faults.columns.items()}
+        kept: dict[str, Any] = {name: value for name, value in vars(sent.results).items() if value is not None}
+        return replace(
+            sent,
+            results=replace(sent.results, **{name: value.copy() for name, value in kept.items()}),
+            faults=FaultDetails(columns, faults.inputs, faults.outputs),
+            panel=panel and (panel[0].to(device), panel[1].to(device)),
         )
 
 

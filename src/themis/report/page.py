@@ -25,12 +25,10 @@ from themis.reading import items, number, optional, read_json, record, text, who
 from themis.report.gates.results import read_gates
 from themis.report.names import (
     FeatureChanges,
-    answer_names,
     as_text,
     describe_settings,
     feature_changes,
     feature_names,
-    outcome_names,
     part_names,
     subject_of,
 )
@@ -60,7 +58,7 @@ from themis.runs.estimates import (
     strengths,
     uniform_estimates,
 )
-from themis.runs.fault import PLAIN_COLUMNS
+from themis.runs.fault import PLAIN_COLUMNS, name_answer, name_outcome
 from themis.runs.run import Round, describe_profile, record_covers_neurons, worst_slices
 from themis.runs.store.files import REPLACE_REMEDY, check_free, json_safe, write_fresh
 from themis.runs.store.reader import TELLING_PLACE, TELLING_SCORE, Reader
@@ -95,8 +93,7 @@ class ReportView(SimpleNamespace):
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for `json.dumps`, as the script of the page reads it."""
-        plain: dict[str, Any] = json_safe(vars(self))
-        return plain
+        return dict(json_safe(vars(self)))
 
 
 def read_view(run: Reader | str | Path, *, most_pictures: int = MAX_PICTURES) -> ReportView:
@@ -166,8 +163,8 @@ def read_view(run: Reader | str | Path, *, most_pictures: int = MAX_PICTURES) ->
         goal=run.record["settings"].get("coverage"),  # at which the campaign stops
         clean=clean,
         left_out=start.get("left_out"),  # why some seeds are not tested, in words
-        outcomes=outcome_names(task, answers, classes),  # of disturbed inputs
-        answers=answer_names(task, answers, classes),  # to clean inputs
+        outcomes={answer: name_outcome(task, answer, classes) for answer in answers},  # of disturbed inputs
+        answers={answer: name_answer(task, answer, classes) for answer in answers},  # to clean inputs
         faults=faults,
         gates=gates,  # None if there were none, or if the run has run more tests since
         next=advice,
@@ -212,14 +209,9 @@ def _counts(run: Reader, last: Round | None, start: dict[str, Any]) -> Counts:
 def _coverage(summary: dict[str, Any], last: Round | None) -> dict[str, Any] | None:
     if last is None:
         return None
-    known = last.coverage
-    figures = {"sampled": known.sampled, "all": known.all, "forecast": known.forecast}
-    counts = {"dead": known.n_dead, "unseen": known.n_unseen}
-    return {
-        **figures,
-        **counts,
-        **{name: summary.get(f"coverage_{name}") for name in ("interval", "uniform", "caution")},
-    }
+    known, counts = last.coverage, {"dead": last.coverage.n_dead, "unseen": last.coverage.n_unseen}
+    at_end = {name: summary.get(f"coverage_{name}") for name in ("interval", "uniform", "caution")}
+    return {"sampled": known.sampled, "all": known.all, "forecast": known.forecast, **counts, **at_end}
 
 
 def _reach(last: Round | None) -> dict[str, Any] | None:

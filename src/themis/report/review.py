@@ -20,7 +20,7 @@ from themis.runs.analysis.review import (
     reviewable_faults,
 )
 from themis.runs.display.fault import answers, data_uri, describe_theta, is_picture, pictures
-from themis.runs.fault import Fault, gives_answers, name_outcome
+from themis.runs.fault import Fault, gives_answers, name_answer, name_outcome
 from themis.runs.replay import Replayer
 from themis.text import percent
 
@@ -90,7 +90,7 @@ class Session:
     def _answers(self, fault: Fault) -> tuple[str, str]:
         before, after = answers(fault)
         if fault.clean_answer is not None:
-            before = name_outcome("wrong", fault.clean_answer, self._classes)
+            before = name_answer(self._task, fault.clean_answer, self._classes)
         if gives_answers(self._task):
             sure = f" ({percent(fault.confidence, 0)})" if fault.confidence == fault.confidence else ""
             after = name_outcome(self._task, fault.answer, self._classes) + sure

@@ -13,13 +13,12 @@ from themis.errors import ThemisError
 from themis.judge.estimate import share
 from themis.report.gates.results import read_gates
 from themis.report.names import (
-    answer_names,
     describe_settings,
     feature_names,
-    outcome_names,
     subject_of,
 )
 from themis.report.page import REPORT, ShellCommand, read_inputs, render_page, write_report
+from themis.runs.fault import name_answer, name_outcome
 from themis.runs.store.files import REPLACE_REMEDY, check_free, json_safe, write_fresh
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import DATABASE
@@ -187,8 +186,8 @@ def _telling(folder: Path, member: str) -> dict[str, Any] | None:
                 return {
                     "member": member,
                     "text": f"seed {fault.seed_id}: {theta}",
-                    "before": answer_names(task, [clean], names)[clean] if clean is not None and clean >= 0 else "",
-                    "after": outcome_names(task, [fault.answer], names)[fault.answer],
+                    "before": name_answer(task, clean, names) if clean is not None and clean >= 0 else "",
+                    "after": name_outcome(task, fault.answer, names),
                     "clean": inputs.clean.get(fault.seed_id),
                     "disturbed": inputs.disturbed.get(fault.id),
                 }

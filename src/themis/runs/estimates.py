@@ -155,14 +155,12 @@ def rates_by_theta(run: Reader, progress: SavedProgress | None) -> list[ThetaRat
 
     The theta of a uniform test is a function of its counter, so the tests in each part are counted exactly.
     """
-    from themis.compute import rng
-    from themis.perturb.distribution import read_distribution
     from themis.runs.store.schema import theta_column
-    from themis.search.policy import FOR_THETA, UNIFORM_STREAM
+    from themis.search.policy import UNIFORM_STREAM
 
     if progress is None or not (n_tests := progress.counts["uniform_tests"]):
         return []
-    seed = int(run.record["settings"]["random_seed"])
+    space = recorded_space(run.record)
     columns = ", ".join(theta_column(name) for name in run.theta)
     rows = run.select(columns, "stream = 'uniform' AND id < ?", (progress.tests,))
     fault_theta = np.array(rows, dtype=np.float64).reshape(-1, len(run.theta))
@@ -172,14 +170,12 @@ def rates_by_theta(run: Reader, progress: SavedProgress | None) -> list[ThetaRat
         low, high = float(dimension["low"]), float(dimension["high"])
         if high <= low:
             continue
-        occurs = read_distribution(dimension["distribution"]) if "distribution" in dimension else None
         edges = np.linspace(low, high, n_bins + 1)
         tests, faults = np.zeros(n_bins, np.int64), np.histogram(fault_theta[:, k].clip(low, high), edges)[0]
         for first in range(0, n_tests, TESTS_AT_ONCE):
             counter = np.arange(first, min(first + TESTS_AT_ONCE, n_tests))
-            drawn = rng.uniform(seed, FOR_THETA, k, UNIFORM_STREAM, counter)
-            test_theta = low + drawn * (high - low) if occurs is None else occurs.value_at(drawn, low, high)
-            tests += np.histogram(test_theta.clip(low, high), edges)[0]
+            drawn = space.occurring_theta(UNIFORM_STREAM, counter)[:, k]
+            tests += np.histogram(drawn.clip(low, high), edges)[0]
         tests = np.maximum(tests, faults)  # a test that was drawn again has another theta than its counter says
         parts = tuple(
             ThetaBin(float(edges[b]), float(edges[b + 1]), int(n), int(f), *astuple(share(int(f), int(n))))
@@ -188,6 +184,19 @@ def rates_by_theta(run: Reader, progress: SavedProgress | None) -> list[ThetaRat
         )
         rates.append(ThetaRates(dimension["name"], dimension["unit"], dimension["identity"], parts))
     return rates
+
+
+def recorded_space(record: dict[str, Any]) -> Space:
+    """The space of a run as its record has it; its seeds are numbered from 0, and nothing is known of their answers."""
+    from themis.perturb.perturbation import Theta
+    from themis.search.policy import Space
+
+    names = ("name", "low", "high", "identity", "distribution")
+    theta = tuple(Theta(**{name: each[name] for name in names if name in each}) for each in record["theta"])
+    low, high, identity = (np.array([getattr(each, name) for each in theta], dtype=np.float32) for name in names[1:4])
+    seeds = np.arange(record["start"]["n_usable"])
+    margin, random_seed = np.zeros(len(seeds), dtype=np.float32), record["settings"]["random_seed"]
+    return Space(seeds, seeds, margin, low, high, identity, is_random=True, random_seed=random_seed, theta=theta)
 
 
 def correct_by_strength(
@@ -293,8 +302,7 @@ def range_shares(
     """How far each dimension is from its identity, as a share of the range on that side: at most the strength."""
     distance = np.asarray(theta, dtype=np.float64) - identity
     reach = np.where(distance >= 0, high - identity, identity - low)
-    shares: NDArray[np.float64] = np.divide(np.abs(distance), reach, out=np.zeros_like(distance), where=reach > 0)
-    return shares
+    return np.asarray(np.divide(np.abs(distance), reach, out=np.zeros_like(distance), where=reach > 0))
 
 
 N_ATTEMPTS, PAUSE = 3, 0.05

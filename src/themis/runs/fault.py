@@ -255,6 +255,11 @@ def name_outcome(task: str, outcome: int, classes: Sequence[str] | None) -> str:
     return name if gives_answers(task) else f"outcome {outcome}"
 
 
+def name_answer(task: str, answer: int, classes: Sequence[str] | None) -> str:
+    """The answer to a clean input, in tasks that have one, or a label."""
+    return name_outcome(task if gives_answers(task) else "wrong", answer, classes)
+
+
 def name_point(number: int, names: Sequence[str] | None) -> str:
     """The name of a key point, or its number in words."""
     return names[number] if names is not None and number < len(names) else f"point {number}"

@@ -170,8 +170,7 @@ class Faults(Sequence[Fault]):
 def telling(distance: Array, confidence: Array) -> NDArray[np.float64]:
     """Low if a small change made the model confident of a wrong answer; non-finite outputs count as fully confident."""
     certainty = np.where(np.isfinite(confidence), confidence, 1.0).astype(np.float64)
-    score: NDArray[np.float64] = distance / np.maximum(certainty, 1e-6)
-    return score
+    return np.asarray(distance / np.maximum(certainty, 1e-6))
 
 
 def telling_score(fault: Fault) -> float:

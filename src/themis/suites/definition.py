@@ -96,8 +96,7 @@ class Level:
             low, high = value if isinstance(value, tuple) else (value, value)
             columns.append(low + draw * (high - low))
         bounds = np.array([[theta.low, theta.high] for theta in perturbation.theta], dtype=np.float32)
-        drawn: Floats = np.stack(columns, 1).astype(np.float32).clip(bounds[:, 0], bounds[:, 1])
-        return drawn
+        return np.stack(columns, 1).astype(np.float32).clip(bounds[:, 0], bounds[:, 1])
 
     def plain(self) -> float | dict[str, Any]:
         """The level as a user writes it."""

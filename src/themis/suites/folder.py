@@ -6,7 +6,6 @@ The rules are those of run folders: one writer, no file of others is replaced, a
 from __future__ import annotations
 
 import base64
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ from themis.reading import (
 )
 from themis.runs.fault import MAX_TESTS
 from themis.runs.store.files import (
-    Lock,
+    Claim,
     as_json,
     explained,
     has_mark,
@@ -139,11 +138,9 @@ class SuiteFolder:
         if names and not is_begun:
             raise refuse_folder(self.path, names, ", or the folder of a suite")
         refuse_links(self.path, *RESERVED)
-        with explained(self.path):
-            self._is_new = names is None
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = Lock(self.path / LOCK)
-            remove_leftovers(self.path)
+        self._claim = Claim(self.path, (), LOCK)
+        self._claim.is_begun = (self.path / SUITE).exists()
+        remove_leftovers(self.path)
 
     def member(self, name: str) -> Path:
         """The run folder of a member, which must not be a link."""
@@ -156,20 +153,16 @@ class SuiteFolder:
 
     def write(self, content: dict[str, Any]) -> None:
         """Replace `suite.json`."""
-        if not self._lock.is_held():
+        if not self._claim.is_held:
             raise StoreError(f"{self.path} was deleted or moved while its suite was running: start it again")
         refuse_links(self.path, SUITE)
         with explained(self.path / SUITE, is_run=True):
             write_file(self.path / SUITE, as_json({**made_by("suite"), "schema": SCHEMA, **content}, indent=1))
+        self._claim.is_begun = True
 
     def close(self) -> None:
         """Let the next writer in; if nothing was stored, what this object created is removed."""
-        with suppress(OSError):
-            if self._lock.is_new and self._lock.is_held() and list_folder(self.path) == [LOCK]:
-                (self.path / LOCK).unlink()
-                if self._is_new:
-                    self.path.rmdir()
-        self._lock.release()
+        self._claim.release()
 
 
 def is_suite(path: str | Path) -> bool:

@@ -248,8 +248,7 @@ class Model:
 
     @property
     def seed_id(self) -> Ints:
-        seed_id: Ints = self.bench.seeds.seed_id.numpy()[self.rows]
-        return seed_id
+        return np.asarray(self.bench.seeds.seed_id.numpy()[self.rows])
 
     def run(self, place: Ints, theta: Floats, noise_seed: Ints) -> Outcomes:
         """Run tests of the seeds at these places."""
@@ -487,8 +486,7 @@ def _replay_on_other(
         """Which of the faults `at` break the model with this noise."""
         if not len(at):
             return np.zeros(0, dtype=bool)
-        is_fault: Bools = model.run(place[at], theta[at], noise)["is_fault"]
-        return is_fault
+        return model.run(place[at], theta[at], noise)["is_fault"]
 
     at = np.flatnonzero(is_shared)
     is_reproduced = breaks(own, at, noise_seed[at])

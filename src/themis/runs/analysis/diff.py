@@ -191,8 +191,7 @@ class Diff:
             plain[name] = plain[name] and {key: ids for key, ids in vars(plain[name]).items() if key != "shown"}
         plain |= {"fixed": self.fixed, "new": self.new, "still": self.still}
         plain["robustness"] = None if self.curves is None else [curve.as_dict() for curve in self.curves]
-        safe: dict[str, Any] = json_safe(plain)
-        return safe
+        return dict(json_safe(plain))
 
     def rows(self) -> list[tuple[str, ...]]:
         """A table of name, before and after."""
@@ -243,7 +242,8 @@ class Diff:
     def markdown(self) -> str:
         """A Markdown page: the verdict, the table, the faults, the notes."""
         head = ("", *(("before", "after") if self.kind == "versions" else ("first", "second")))
-        text = [f"## {_TITLES[self.kind]}", "", f"**{escape(self.sentence)}**", "", *table(head, self.rows()), ""]
+        title = "Two versions of a model" if self.kind == "versions" else "Two techniques on one model"
+        text = [f"## {title}", "", f"**{escape(self.sentence)}**", "", *table(head, self.rows()), ""]
         text += [f"- {escape(line)}" for line in (*self.lines(), *self.notes)]
         if self.new_faults:
             text += ["", "New faults, the most telling first:", ""]
@@ -258,9 +258,6 @@ class Diff:
 def replay_command(run: str, *ids: int) -> str:
     """The command that runs these faults again."""
     return f"themis replay {quote(run)} {' '.join(map(str, ids))}".rstrip()
-
-
-_TITLES = {"versions": "Two versions of a model", "techniques": "Two techniques on one model"}
 
 
 def _line(category: str, ids: Sequence[int], n: int, run: str) -> str:

@@ -79,8 +79,7 @@ class ShrunkFault:
 
     def as_dict(self) -> dict[str, Any]:
         """The fault as plain data; numbers that JSON cannot represent become None."""
-        plain: dict[str, Any] = json_safe(self)
-        return plain | {"is_same": self.is_same}
+        return {**json_safe(self), "is_same": self.is_same}
 
 
 def shrink(
@@ -167,8 +166,7 @@ class _Shrinker:
         """Try theta at its identity; return the faults that need more than that."""
         at = np.flatnonzero(self.is_fault & (self.theta != self.bench.identity).any(1))
         self.bench.begin("trying the identity of theta", len(at))
-        needs_more: Ints = at[~self.attempt(at, np.tile(self.bench.identity, (len(at), 1)))]
-        return needs_more
+        return np.asarray(at[~self.attempt(at, np.tile(self.bench.identity, (len(at), 1)))])
 
     def weaken(self, at: Ints) -> None:
         """Bisect the overall strength: theta on the line from the identity."""
@@ -196,8 +194,7 @@ class _Shrinker:
             is_enough = self.attempt(now, without)
             base[now[is_enough]] = without[is_enough]
             has_moved[now[is_enough]] = True
-        moved: Ints = np.flatnonzero(has_moved)
-        return moved
+        return np.flatnonzero(has_moved)
 
     def lower_dimensions(self, at: Ints) -> None:
         """Move each dimension towards its identity, the others held, until none moves."""

@@ -246,8 +246,7 @@ def plot_signals(axes: Any, signals: list[tuple[Tensor, str]]) -> None:
 
 def _shown(signal: Tensor) -> NDArray[np.float64]:
     """The channels that are drawn; values that are not finite are drawn as zeros."""
-    values: NDArray[np.float64] = signal[:MAX_CHANNELS].double().cpu().nan_to_num(0.0, 0.0, 0.0).numpy()
-    return values
+    return np.asarray(signal[:MAX_CHANNELS].double().cpu().nan_to_num(0.0, 0.0, 0.0))
 
 
 def _limits(*channels: NDArray[np.float64]) -> tuple[float, float]:
@@ -263,8 +262,7 @@ def _mask(values: NDArray[np.float64], limits: tuple[float, float]) -> NDArray[n
     rows = np.rint((limits[1] - fine) / (limits[1] - limits[0]) * (CURVE_HEIGHT - 1 - 8)).astype(int) + 4
     spans = rows[np.arange(CURVE_WIDTH)[:, None] * steps + np.arange(steps + 1)]
     down = np.arange(CURVE_HEIGHT)[:, None]
-    is_curve: NDArray[np.bool_] = (down >= spans.min(1)) & (down <= spans.max(1))
-    return is_curve
+    return np.asarray((down >= spans.min(1)) & (down <= spans.max(1)))
 
 
 CLASS_COLOURS = ("#e6194b", "#3cb44b", "#4d8dff", "#ffb000", "#d05ce3", "#00c2c7", "#b5e61d", "#ff7f50")

@@ -331,7 +331,8 @@ def robustness_figure(curve: Robustness, title: str = "Robustness") -> Any:
         axes.annotate(text, (curve.median, 0.5), xytext=(6, 4), textcoords="offset points", fontsize=9, color=QUIET)
     _label_strength(axes, curve)
     axes.set_ylabel(f"share, of {curve.n_seeds:,} seeds")
-    _add_caveat(figure, "The steps are an upper bound: weaker disturbances may break seeds too.")
+    text = "The steps are an upper bound: weaker disturbances may break seeds too."
+    figure.text(0.02, 0.01, text, fontsize=8.5, color=QUIET)
     return figure
 
 
@@ -351,7 +352,8 @@ def draw_diff(diff: Diff, file: str | Path | BinaryIO) -> None:
         _draw_curve(axes, curve, colour, f"{word}: {facts['run']}".replace("$", r"\$"), line)
     _label_strength(axes, diff.curves[0])
     axes.set_ylabel("seeds that the search could not break")
-    _add_caveat(figure, "Upper bounds, with 95% bands: weaker disturbances may break seeds too.")
+    text = "Upper bounds, with 95% bands: weaker disturbances may break seeds too."
+    figure.text(0.02, 0.01, text, fontsize=8.5, color=QUIET)
     save_figure(figure, file, dpi=130, format="png")
 
 
@@ -376,10 +378,6 @@ def _label_strength(axes: Any, curve: Robustness) -> None:
     axes.legend(frameon=False, fontsize=9, loc=BEST)
 
 
-def _add_caveat(figure: Any, text: str) -> None:
-    figure.text(0.02, 0.01, text, fontsize=8.5, color=QUIET)
-
-
 def _blank(
     title: str, *, width: float = 6.4, height: float = 3.6, size: float = 12, grid: tuple[int, int] | None = None
 ) -> tuple[Any, Any]:
@@ -401,8 +399,7 @@ def _nearest(offsets: NDArray[Any], seeds: NDArray[Any]) -> NDArray[Any]:
     """For each failing seed, the distance of its nearest fault from the identity."""
     order = np.argsort(np.abs(offsets), kind="stable")
     first = np.unique(seeds[order], return_index=True)[1]
-    nearest: NDArray[Any] = np.abs(offsets)[order][first]
-    return nearest
+    return np.asarray(np.abs(offsets)[order][first])
 
 
 def _short(name: str) -> str:

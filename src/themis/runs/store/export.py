@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from themis.errors import MissingExtraError, UsageError, nearest
-from themis.runs.fault import gives_answers, name_outcome
+from themis.runs.fault import name_answer, name_outcome
 from themis.runs.store.files import explained, fresh_file, json_safe, list_folder
 from themis.runs.store.schema import read_signature
 from themis.text import csv_cell
@@ -245,8 +245,7 @@ def _in_words(run: Reader, values: dict[str, Any]) -> dict[str, str]:
     words = {"answer_name": name_outcome(task, values["answer"], classes)}
     numbers = {"clean_answer_name": values["clean_answer"], "label_name": values["label"]}
     known = {name: number for name, number in numbers.items() if number is not None and number >= 0}
-    of_answers = task if gives_answers(task) else "wrong"
-    return words | {name: name_outcome(of_answers, number, classes) for name, number in known.items()}
+    return words | {name: name_answer(task, number, classes) for name, number in known.items()}
 
 
 FOLDERS = {"pictures": write_pictures, "fiftyone": write_fiftyone}
