@@ -70,7 +70,6 @@ class ChunkOfTests:
     """What a worker is given for a chunk of tests."""
 
     number: int
-    """Of the chunk in its campaign."""
     stream: str
     tests: Tests
     objective: Ints | None
@@ -195,7 +194,6 @@ def tensor_of(array: Array) -> Tensor:
 
 
 CLEAN = "clean"
-"""The stream of the clean inputs."""
 SPARE = 4
 """Chunks of uniform tests per worker that are handed out before their turn, for workers that would wait for others."""
 MOST_OWED = 16

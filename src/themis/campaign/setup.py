@@ -43,17 +43,10 @@ from themis.runs.source import Origin
 from themis.search import Policy, Space
 from themis.search.policy import UNIFORM_STREAM
 from themis.settings import Settings
+from themis.target import diagnose
 from themis.target.against import Against
 from themis.target.alignment import align_seeds, align_target
 from themis.target.blackbox import as_target
-from themis.target.diagnose import (
-    warn_of_chance,
-    warn_of_changes,
-    warn_of_missing_normalisation,
-    warn_of_normalisation,
-    warn_of_unequal_ranges,
-    warn_of_unused_outputs,
-)
 from themis.target.target import AnyTarget
 from themis.target.traits import is_differentiable
 
@@ -233,7 +226,6 @@ class CleanSweep:
     """It has the clean outputs and activations; campaigns get copies of it for their perturbation."""
     measurer: Measurer
     moments: Moments
-    """Of the clean activations."""
     constant: str | None
     """See `Setup.constant`."""
     has_gradient: bool
@@ -266,12 +258,14 @@ def sweep_clean(
         calculator.observer = view
     measurer = make_measurer(calculator)
     moments = measurer.sweep()
-    warn_of_changes(target)
+    diagnose.warn_of_changes(target)
     with step("running the model on the first inputs again"):
         check_repeats(calculator)
-        warn_of_normalisation(target, seeds.shape[1:])
+        diagnose.warn_of_normalisation(target, seeds.shape[1:])
         clean = calculator.clean
-        calculator.passes += warn_of_missing_normalisation(target, seeds, clean.outputs, clean.labels, calculator.chunk)
+        calculator.passes += diagnose.warn_of_missing_normalisation(
+            target, seeds, clean.outputs, clean.labels, calculator.chunk
+        )
         warn_of_batch_dependence(calculator)
     constant = find_constant(clean.oracle, clean.outputs, clean.labels)
     _warn_of_guesses(calculator, constant)
@@ -290,7 +284,7 @@ def _warn_of_guesses(calculator: Calculator, constant: str | None) -> None:
     """Warn of a model that is no better than a constant answer or chance on the clean inputs."""
     oracle, outputs, labels = calculator.clean.oracle, calculator.clean.outputs, calculator.clean.labels
     is_classifier = outputs.ndim == 2 and oracle.spec() in ("wrong", "changed")
-    is_explained = is_classifier and warn_of_unused_outputs(outputs, labels)
+    is_explained = is_classifier and diagnose.warn_of_unused_outputs(outputs, labels)
     if constant is not None:
         warn(
             f"{constant}, so that a low fault rate says nothing, and limits on it fail: check the weights, the "
@@ -304,7 +298,7 @@ def _warn_of_guesses(calculator: Calculator, constant: str | None) -> None:
             "numbers: pass oracle='regression' (--oracle regression) if they are, or oracle='changed' if they are not"
         )
     elif constant is None and is_classifier and not is_explained and labels is not None:
-        warn_of_chance(oracle.grade(outputs, labels).get("accuracy"), len(calculator.seeds), outputs.shape[1])
+        diagnose.warn_of_chance(oracle.grade(outputs, labels).get("accuracy"), len(calculator.seeds), outputs.shape[1])
 
 
 def prepare(
@@ -318,7 +312,7 @@ def prepare(
     if slight is not None:
         warn(f"{slight}: raise the magnitude, or widen the range of theta, as in gaussian_blur(sigma=0:0.2)")
     if perturbation.inputs == "any" and perturbation.family != "own" and isinstance(seeds.inputs, Tensor):
-        warn_of_unequal_ranges(perturbation.name, seeds.inputs, calculator.target.bounds)
+        diagnose.warn_of_unequal_ranges(perturbation.name, seeds.inputs, calculator.target.bounds)
     _decide_gradient(calculator, policy, sweep.has_gradient)
     panel_neurons = choose_panel(calculator.n_neurons, random_seed=settings.random_seed)
     scale = relative_scale(sweep.moments, calculator.layers) if settings.scale == "relative" else None

@@ -163,7 +163,6 @@ class CommandLine(argparse.Namespace):
     from_config: set[str]
     """The names of the options that the file sets and no flag overrides."""
     words: list[str]
-    """The command line itself."""
 
     @property
     def is_silent(self) -> bool:
@@ -352,7 +351,6 @@ class Kind(NamedTuple):
     types: list[str]
     """What a file may give, as a JSON Schema says it; a list may also be written as the text `a,b`."""
     more: Mapping[str, Any] = MappingProxyType({})
-    """The rest of the schema."""
 
 
 _NUMBERS, _INTEGERS, _TEXTS = ({"items": {"type": kind}} for kind in ("number", "integer", ["string", "number"]))

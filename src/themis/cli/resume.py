@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING
 
 from themis.cli.gate import add_gates, add_mce, check_mce_options, read_gates
 from themis.cli.options import CommandLine, Parser, add_fields, fields_of
-from themis.cli.output import (
-    add_campaign_output,
-    add_track,
-    finish,
-    progress_callbacks,
-)
+from themis.cli.output import add_campaign_output, add_track, finish, progress_callbacks
 from themis.cli.run import LIMIT_OPTIONS
 from themis.cli.source import LOCATION_OPTIONS, add_executor, add_overrides, override_origin, read_executor
 from themis.errors import UsageError

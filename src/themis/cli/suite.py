@@ -19,14 +19,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from themis.cli import DONE
-from themis.cli.gate import (
-    add_gates,
-    add_mce,
-    check_mce_options,
-    is_requested,
-    read_gates,
-)
+from themis.cli import DONE, gate
 from themis.cli.options import CommandLine, Parser, add_config, add_fields, add_option, as_yaml, fields_of
 from themis.cli.output import AUTO, add_track, add_verbosity, finish, new_folder
 from themis.cli.source import named_origin, require
@@ -59,8 +52,8 @@ def add_arguments(parser: Parser) -> None:
     campaign = parser.add_argument_group("campaigns")
     of_members = {field.name for field in fields(Settings)} - NOT_OF_A_SUITE
     add_fields(campaign, Settings, only=of_members, defaults=MEMBER_DEFAULTS)
-    add_gates(parser)
-    add_mce(parser)
+    gate.add_gates(parser)
+    gate.add_mce(parser)
     output = parser.add_argument_group("output")
     text = "folder for the results, new or of the same suite; auto is runs/suite-DATE-TIME"
     add_option(output, "out", str, AUTO, text)
@@ -77,9 +70,9 @@ def execute(arguments: CommandLine) -> int:
         name: value for name, value in fields_of(Settings, arguments.given).items() if name not in NOT_OF_A_SUITE
     }
     suite_options, settings = read_options(options)
-    gates = read_gates(arguments)
-    check_mce_options(arguments, is_suite=True)
-    if is_requested(arguments, gates):
+    gates = gate.read_gates(arguments)
+    gate.check_mce_options(arguments, is_suite=True)
+    if gate.is_requested(arguments, gates):
         from themis.report.gates.gates import check_suite_ahead
 
         check_suite_ahead(gates, settings.uniform_share)
@@ -120,7 +113,6 @@ def execute(arguments: CommandLine) -> int:
 
 
 def _source(arguments: CommandLine) -> Any:
-    """The suite that the user names."""
     from themis.suites.definition import SUITES
 
     if arguments.perturb and arguments.suite:

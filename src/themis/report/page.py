@@ -439,7 +439,6 @@ def breaking_curve(run: Reader, n_seeds: int) -> dict[str, Any] | None:
 
 
 def _weakest(run: Reader) -> dict[int, float]:
-    """The smallest strength among the faults of each seed."""
     columns = ", ".join(["seed_id", *(theta_column(name) for name in run.theta)])
     weakest: dict[int, float] = {}
     for rows in run.batches(f"{columns} FROM faults ORDER BY id"):
@@ -470,7 +469,6 @@ MAX_PICTURE_BYTES = 4 << 20
 STRIP_SIDE = 4 * MAX_PICTURE_SIDE
 """Pixels of the longer side of the frames of a clip, side by side."""
 INPUTS_PER_READ = 250
-"""Faults whose inputs are read at once."""
 
 
 @dataclass(frozen=True)
@@ -539,7 +537,6 @@ def _draw(inputs: Tensor, bounds: tuple[float, float], boxes: Tensor | None = No
 # The page
 
 REPORT = "report.html"
-"""Name of the report in a run folder."""
 SCRIPTS = ("elements.js", "charts.js", "sections.js", "gallery.js", "boot.js")
 _UNSAFE = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 

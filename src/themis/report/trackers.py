@@ -44,7 +44,6 @@ class Tracker(Callback):
     """Of the tracker and of the package that it needs."""
     parameters: dict[str, Plain]
     tests = 0
-    """Tests so far."""
     is_open = False
 
     def __init__(self, *, run: str | Path | None = None, n_pictures: int = 8, stays_open: bool = False) -> None:
@@ -331,7 +330,6 @@ class TensorBoard(Tracker):
 
 
 TRACKERS: dict[str, Any] = {kind.name: kind for kind in (TensorBoard, MLflow, Wandb)}
-"""The trackers by name."""
 
 
 def choose_trackers(specs: Iterable[str], out: str | Path | None) -> list[Tracker]:

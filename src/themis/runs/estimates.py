@@ -35,7 +35,6 @@ N_PARTS = 5
 TESTS_PER_BIN = 10
 """Uniform tests that a part must have on average; with fewer tests there are fewer parts."""
 TESTS_AT_ONCE = 1 << 20
-"""Tests whose theta is computed at a time."""
 ALPHA = 0.05
 """How often the limits of slices that hold together may fail."""
 Ints = NDArray[np.int64]
@@ -341,7 +340,6 @@ class SavedProgress:
     uniform_times_seen: NDArray[np.int64]
     """For each distinct fault of the uniform stream, how often it was found."""
     moments: dict[str, SavedMoments]
-    """By stream."""
     seeds: SlicedSeeds | None
     """None in earlier versions."""
 

@@ -134,7 +134,6 @@ class Round:
     coverage: Coverage
     seconds: float
     criterion_score: float | None = None
-    """Score of the campaign's criterion, if it has one."""
     residual_risk: Estimate | None = None
     """The chance that the next uniform test shows a distinct fault that no test so far has seen; None without them."""
     reachable_faults: Estimate | None = None
@@ -476,7 +475,6 @@ def _above(module: str) -> Any:
 
 
 def _draw(kind: str, *values: Any) -> Figure:
-    """A figure of `themis.runs.display.figure`."""
     figure: Figure = getattr(_above("runs.display.figure"), kind)(*values)
     return figure
 

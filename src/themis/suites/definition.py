@@ -151,7 +151,6 @@ class SuiteMember:
     weight: float = 1.0
     """Its part of the budget that is divided before the rest goes where faults and uncertainty are."""
     max_tests: int | None = None
-    """The most tests that it may have."""
     levels: tuple[Level, ...] = ()
     note: str = ""
     """What a reader should know, such as how close it is to a published corruption."""

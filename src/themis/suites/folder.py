@@ -25,20 +25,7 @@ from themis.reading import (
     whole,
 )
 from themis.runs.fault import MAX_TESTS
-from themis.runs.store.files import (
-    Claim,
-    as_json,
-    explained,
-    has_mark,
-    is_locked,
-    list_folder,
-    made_by,
-    refuse_folder,
-    refuse_links,
-    remove_leftovers,
-    was_signed,
-    write_file,
-)
+from themis.runs.store import files
 from themis.runs.store.reader import folders_with, name_folders
 from themis.runs.store.schema import HASH, MAX_JSON, damage_explained
 from themis.runs.trust import TAG, KeyProblem, sign
@@ -133,18 +120,18 @@ class SuiteFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        names = list_folder(self.path)
-        is_begun = is_suite(self.path) or (names == [LOCK] and was_signed(self.path / LOCK))
+        names = files.list_folder(self.path)
+        is_begun = is_suite(self.path) or (names == [LOCK] and files.was_signed(self.path / LOCK))
         if names and not is_begun:
-            raise refuse_folder(self.path, names, ", or the folder of a suite")
-        refuse_links(self.path, *RESERVED)
-        self._claim = Claim(self.path, (), LOCK)
+            raise files.refuse_folder(self.path, names, ", or the folder of a suite")
+        files.refuse_links(self.path, *RESERVED)
+        self._claim = files.Claim(self.path, (), LOCK)
         self._claim.is_begun = (self.path / SUITE).exists()
-        remove_leftovers(self.path)
+        files.remove_leftovers(self.path)
 
     def member(self, name: str) -> Path:
         """The run folder of a member, which must not be a link."""
-        refuse_links(self.path, name)
+        files.refuse_links(self.path, name)
         return self.path / name
 
     def read(self) -> dict[str, Any] | None:
@@ -155,9 +142,11 @@ class SuiteFolder:
         """Replace `suite.json`."""
         if not self._claim.is_held:
             raise StoreError(f"{self.path} was deleted or moved while its suite was running: start it again")
-        refuse_links(self.path, SUITE)
-        with explained(self.path / SUITE, is_run=True):
-            write_file(self.path / SUITE, as_json({**made_by("suite"), "schema": SCHEMA, **content}, indent=1))
+        files.refuse_links(self.path, SUITE)
+        with files.explained(self.path / SUITE, is_run=True):
+            files.write_file(
+                self.path / SUITE, files.as_json({**files.made_by("suite"), "schema": SCHEMA, **content}, indent=1)
+            )
         self._claim.is_begun = True
 
     def close(self) -> None:
@@ -169,7 +158,7 @@ def is_suite(path: str | Path) -> bool:
     """Whether a folder is that of a suite: it has a `suite.json` with the mark of Themis."""
     file = Path(path) / SUITE
     try:
-        return file.is_file() and not file.is_symlink() and has_mark(file)
+        return file.is_file() and not file.is_symlink() and files.has_mark(file)
     except OSError:
         return False
 
@@ -182,7 +171,7 @@ def name_suites(path: str | Path) -> str:
 
 def is_running(path: str | Path) -> bool:
     """Whether a process is running the suite; if the system cannot tell, yes."""
-    return is_locked(Path(path) / LOCK) is not False
+    return files.is_locked(Path(path) / LOCK) is not False
 
 
 def read_record(path: str | Path) -> dict[str, Any]:

@@ -37,7 +37,6 @@ class LevelGrade:
     """The answers of the graded seeds at one level."""
 
     level: str
-    """The level, in words."""
     seeds: int
     errors: int
     """Answers that are faults by the oracle; seeds that are answered wrongly without a disturbance count too."""

@@ -34,7 +34,6 @@ class GateResult:
     text: str
     """The value and the limit, in words."""
     remedy: str = ""
-    """What to do if the gate has failed."""
     is_judged: bool = True
     """False if there are too few tests to judge; the gate has then not failed either."""
 
@@ -61,7 +60,6 @@ class GateResults:
     """The most telling faults; with a baseline, new faults come first."""
     diff: Diff | None = field(default=None, repr=False)
     folder: Path | None = None
-    """The folder of the run or the suite, if there is one."""
     members: tuple[tuple[str, GateResults], ...] | None = None
     """The results of each member of a suite, by its name; None for a run."""
 

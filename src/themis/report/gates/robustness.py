@@ -65,7 +65,6 @@ class RobustnessTest:
     folder: Path | None
     """Where run folders are kept."""
     temporary: Callable[[str], Path]
-    """Makes a temporary folder."""
     replay: str | None = None
     """A fault to replay instead of the campaign, as RUN:FAULT."""
     calls: int = 0

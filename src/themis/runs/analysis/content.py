@@ -28,7 +28,6 @@ from themis.text import percent
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 CLUSTERED_COMPONENTS = 20
-"""Principal components that are clustered."""
 CLUSTERED_SEEDS = 2000
 """Seeds that clusters are formed from; every other one joins the nearest."""
 LEAST_SILHOUETTE = 0.1

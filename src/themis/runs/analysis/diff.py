@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from themis.runs.fault import Fault
 
 N_LISTED_IDS = 20
-"""Ids that a line lists."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,6 @@ class Diff:
     verdict: str
     """The second run compared with the first: better, worse or even; for techniques more, fewer or even."""
     sentence: str
-    """The verdict with its figures."""
     before: dict[str, Any]
     """What the first campaign achieved."""
     after: dict[str, Any]

@@ -77,7 +77,6 @@ class Group:
     text: str
     """What the faults have in common, in words."""
     ids: tuple[int, ...] = field(repr=False)
-    """Numbers of the faults."""
     n_seeds: int
     representatives: tuple[Fault, ...] = field(repr=False)
     """Faults to look at, the most telling first; one per seed and wrong outcome."""

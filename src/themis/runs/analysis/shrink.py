@@ -69,7 +69,6 @@ class ShrunkFault:
     linf: float
     ssim: float | None
     passes: int
-    """Passes spent on shrinking."""
     sentence: str
 
     @property

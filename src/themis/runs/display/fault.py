@@ -179,7 +179,6 @@ def to_pixels(pictures: Tensor, bounds: tuple[float, float], max_side: int | Non
 FRAMES = 6
 """Frames that are shown at most: the first, the last, and some between them."""
 FRAME_GAP = 1
-"""Pixels between two frames."""
 
 
 def is_clip(shape: tuple[int, ...]) -> bool:
@@ -327,9 +326,7 @@ def with_boxes(pixels: Pixels, boxes: Tensor, size: tuple[int, int]) -> Pixels:
 
 
 N_PICTURES = 3
-"""Faults that are drawn for a run."""
 N_ROWS = 10
-"""Faults that are listed for a collection of faults."""
 SIDE = 112
 """Height of a picture in pixels."""
 PICTURE_TITLES = ("clean", "disturbed", "difference, amplified")

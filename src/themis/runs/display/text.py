@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 UNREACHABLE = 10**10
 """A forecast of this many tests or more means that the goal is out of reach."""
 N_WORST = 3
-"""Slices that the summary names."""
 RANDOM, UNBROKEN = "correct under a random disturbance", "seeds that the search could not break"
 """What the figures and tables of robustness by strength show."""
 

@@ -145,7 +145,6 @@ def _columns(run: Reader, rows: Rows) -> list[Any]:
 
 
 def _types(run: Reader) -> dict[str, str]:
-    """The SQLite type of each column."""
     return dict(run.select("name, type", table="pragma_table_info('faults')", order="cid"))
 
 

@@ -516,7 +516,6 @@ def holds_only_run(path: Path) -> bool:
 
 
 def _inside(path: Path) -> list[str]:
-    """What is in the folders of a run folder."""
     return [f"{folder}/{name}" for folder in RUN_FOLDERS for name in list_folder(path / folder) or ()]
 
 

@@ -308,7 +308,6 @@ class TensorStore:
                 path.unlink(missing_ok=True)
 
     def _files(self) -> dict[int, Path]:
-        """The files in the folder by number."""
         return {int(path.stem): path for path in self.folder.iterdir() if _FILE.fullmatch(path.name)}
 
     def path(self, file: int) -> Path:

@@ -422,7 +422,6 @@ def _transaction(database: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 
 def _record_rows(values: dict[str, Any]) -> list[tuple[str, str]]:
-    """Rows of the table `run`."""
     return [(name, files.as_json(value).decode()) for name, value in values.items()]
 
 
@@ -433,7 +432,6 @@ def _insert(database: sqlite3.Connection, statement: str, rows: Sequence[Sequenc
 
 
 def _fault_rows(columns: dict[str, Array], perturbation: str, files: list[str | None]) -> list[tuple[Any, ...]]:
-    """Rows in the order of the table's columns."""
     values: list[Sequence[Any]] = []
     for column in COLUMNS:
         if column.name == "perturbation":
@@ -460,7 +458,6 @@ def _numbers() -> NDArray[np.bytes_]:
 
 
 def _round_row(round: Round) -> list[Any]:
-    """The values of the table's columns, in order."""
     plain, coverage = asdict(round), asdict(round.coverage)
     plain["estimates"] = json.dumps({name: plain[name] for name in ROUND_ESTIMATES})
     coverage["by_layer"] = json.dumps(coverage["by_layer"])
@@ -468,7 +465,6 @@ def _round_row(round: Round) -> list[Any]:
 
 
 def _config(record: dict[str, Any]) -> bytes:
-    """The content of config.yaml."""
     import yaml
 
     return str(yaml.safe_dump(schema.config(record), sort_keys=False)).encode()
