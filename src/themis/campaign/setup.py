@@ -330,6 +330,9 @@ def prepare(
         weight[:] = 0.0
         weight[space.seeds] = space.seed_weight
     sliced = SlicedSeeds(facts.seed_id, class_of_seeds(calculator), weight)
+    metadata, columns = None if seeds.datums is None else seeds.datums.metadata, []
+    if settings.decide is None:
+        columns = sliced.columns(settings.slice_by, seeds.classes, metadata)
 
     @lru_cache(maxsize=REMEMBERED)
     def uniform_tests(first: int, place: int, n: int) -> Tests:
@@ -353,7 +356,7 @@ def prepare(
         uniform_tests=uniform_tests,
         facts=facts,
         sliced=sliced,
-        columns=_slice_columns(sliced, seeds, settings.slice_by) if settings.decide is None else [],
+        columns=columns,
         slight=slight,
         constant=sweep.constant,
         covers_neurons=covers_neurons([layer.name for layer in calculator.layers], settings.preset),
@@ -480,11 +483,6 @@ def _search_space(
         gradient_cost,
     )
     return replace(space, seed_weight=weights, in_turn=settings.decide is not None)
-
-
-def _slice_columns(sliced: SlicedSeeds, seeds: Seeds, slice_by: str | None) -> list[SliceColumn]:
-    metadata = None if seeds.datums is None else seeds.datums.metadata
-    return sliced.columns(slice_by, seeds.classes, metadata)
 
 
 def class_of_seeds(calculator: Calculator) -> Ints:

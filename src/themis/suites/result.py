@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -306,11 +306,9 @@ class SuiteRun:
         """The table, for notebooks."""
         from html import escape
 
-        def line(cells: Iterable[str], tag: str) -> str:
-            return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
+        from themis.runs.display.fault import html_table
 
-        rows = "".join(line(row, "td") for row in table_rows(self))
-        return f"<div><p>{escape(repr(self))}</p><table>{line(COLUMNS, 'th')}{rows}</table></div>"
+        return f"<div><p>{escape(repr(self))}</p>{html_table(COLUMNS, table_rows(self))}</div>"
 
 
 def open_suite(path: str | Path) -> SuiteRun:

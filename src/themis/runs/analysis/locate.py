@@ -91,16 +91,14 @@ class Baseline:
 
     calculator: Calculator = field(repr=False)
     scale: dict[str, Tensor] = field(repr=False)  # each neuron's mean sensitivity, by layer
-    slopes: list[Floats] = field(repr=False)  # of each layer's fit
-    unscaled: list[Floats] = field(repr=False)  # its covariance for a standard deviation of 1
-    spread: Floats
+    fits: list[tuple[Floats, Floats, float]] = field(repr=False)  # of each layer, see `_fit`
     n_tests: int
 
     def predict(self, k: int, logs: Floats) -> tuple[Floats, Floats]:
         """The predicted value of layer `k` and its standard deviation, which grows away from the ordinary tests."""
-        design = _design(logs, k)
-        leverage = np.einsum("tp,pq,tq->t", design, self.unscaled[k - 1], design)
-        return design @ self.slopes[k - 1], self.spread[k - 1] * np.sqrt(1 + leverage)
+        design, (slopes, unscaled, spread) = _design(logs, k), self.fits[k - 1]
+        leverage = np.einsum("tp,pq,tq->t", design, unscaled, design)
+        return design @ slopes, spread * np.sqrt(1 + leverage)
 
 
 def learn_baseline(
@@ -131,14 +129,7 @@ def learn_baseline(
             mean.clamp_(min=max(float(LEAST_SENSITIVITY * mean.square().mean().sqrt()), 1e-12))
         logs = _log_changes(calculator, tests, scale, lambda n_done: tell(len(tests) + n_done))
     fits = [_fit(_design(logs, k), logs[:, k]) for k in range(1, logs.shape[1])]
-    return Baseline(
-        calculator,
-        scale,
-        [slopes for slopes, _, _ in fits],
-        [unscaled for _, unscaled, _ in fits],
-        np.array([spread for _, _, spread in fits]),
-        len(tests),
-    )
+    return Baseline(calculator, scale, fits, len(tests))
 
 
 def locate(

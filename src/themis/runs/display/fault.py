@@ -378,7 +378,7 @@ def show_faults(faults: Faults) -> str:
     ]
     part = f", of which the {len(telling)} most telling are shown" if len(faults) > len(telling) else ""
     text = f"{len(faults):,} faults by {faults.perturbation}{part}; to_pandas() returns all."
-    return f"<div><p>{escape(text)}</p>{_table(head, rows)}</div>"
+    return f"<div><p>{escape(text)}</p>{html_table(head, rows)}</div>"
 
 
 def _pictures(fault: Fault) -> list[Pixels]:
@@ -412,7 +412,8 @@ def _pairs(rows: Iterable[tuple[str, str]]) -> str:
     return f"<table>{lines}</table>"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of plain text."""
     top = "".join(f"<th>{escape(title)}</th>" for title in head)
     lines = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table>"
