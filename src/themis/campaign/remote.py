@@ -100,12 +100,7 @@ class ChunkWorker:
     """
 
     def __init__(
-        self,
-        target: AnyTarget,
-        seeds: Seeds,
-        perturbation: Perturbation,
-        layers: tuple[Layer, ...],
-        limits: Limits,
+        self, target: AnyTarget, seeds: Seeds, perturbation: Perturbation, layers: tuple[Layer, ...], limits: Limits
     ) -> None:
         self._open = ExitStack()
         self._open.enter_context(target.opened())

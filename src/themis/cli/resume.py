@@ -58,12 +58,7 @@ def execute(arguments: CommandLine) -> int:
     summary = Path(arguments.run) / "summary.json"
     before_resume = summary.read_bytes() if summary.exists() else None
     result = resume(
-        arguments.run,
-        origin=origin,
-        trust=arguments.trust or False,
-        callbacks=callbacks,
-        executor=executor,
-        **limits,
+        arguments.run, origin=origin, trust=arguments.trust or False, callbacks=callbacks, executor=executor, **limits
     )
     is_unchanged = before_resume is not None and summary.exists() and before_resume == summary.read_bytes()
     if is_unchanged and not arguments.is_silent:

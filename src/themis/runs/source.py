@@ -50,8 +50,7 @@ class Origin:
         "which the two disagree",
     )
     features: str | None = option(
-        None,
-        "CSV file with the type, range and allowed changes of each column of a table: name,kind,low,high,change",
+        None, "CSV file with the type, range and allowed changes of each column of a table: name,kind,low,high,change"
     )
     classes: list[str] | None = option(
         None, "names of the classes in order, such as cat,dog,owl (default: the names in the data)"
@@ -256,12 +255,7 @@ class Origin:
                 f"{type(model).__name__}: return the model itself, or themis.BlackBox(function)"
             )
         return Target(
-            model,
-            **options,
-            output=self.output,
-            perturbed=self.perturbed,
-            version=version,
-            autocast=self.autocast,
+            model, **options, output=self.output, perturbed=self.perturbed, version=version, autocast=self.autocast
         )
 
     def resolved(self, target: AnyTarget) -> Origin:

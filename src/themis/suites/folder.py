@@ -68,7 +68,7 @@ _MEMBER = record(
         "levels": items(anything),
         "note": text(10_000),
         "range": text(10_000),
-    },
+    }
 )
 _STEP = record({"member": _NAME, "max_tests": whole(1, MAX_TESTS), "reason": text(100)})
 _DECISION = record(

@@ -238,13 +238,7 @@ class SuiteRun:
         if other_clean is not None:
             relative = corruption_errors(self.grades, others, (clean, other_clean), is_paired=is_paired)
         return CorruptionErrors(
-            ratio.mean,
-            ratio.interval,
-            relative.mean,
-            relative.interval,
-            ratio.by_member,
-            relative.by_member,
-            text,
+            ratio.mean, ratio.interval, relative.mean, relative.interval, ratio.by_member, relative.by_member, text
         )
 
     def slices(self) -> list[SliceRow]:

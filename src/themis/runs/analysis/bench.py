@@ -140,10 +140,7 @@ def tests_of(faults: Sequence[Fault], seeds: Seeds) -> Tests:
 
 @contextmanager
 def open_bench(
-    run: Run,
-    seed_id: Ints | None = None,
-    chunk: int | None = None,
-    on_progress: OnProgress = ignore_progress,
+    run: Run, seed_id: Ints | None = None, chunk: int | None = None, on_progress: OnProgress = ignore_progress
 ) -> Iterator[TestBench]:
     """A bench for these seeds, by default all; chunk: tests per forward pass, by default as recorded."""
     passes_before = run.handle.passes

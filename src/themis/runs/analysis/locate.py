@@ -102,11 +102,7 @@ class Baseline:
 
 
 def learn_baseline(
-    run: AnyRun,
-    n: int = ORDINARY,
-    random_seed: int = 0,
-    *,
-    on_progress: OnProgress = ignore_progress,
+    run: AnyRun, n: int = ORDINARY, random_seed: int = 0, *, on_progress: OnProgress = ignore_progress
 ) -> Baseline:
     """Run ordinary tests, with the run's seeds and uniform theta, and learn from those that the model passes.
 
