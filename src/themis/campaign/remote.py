@@ -423,10 +423,7 @@ def check_workers(executor: RayExecutor, target: AnyTarget, policy: Policy, sett
 
 @contextmanager
 def start_workers(executor: RayExecutor | None, tested: TestedModel, plan: CampaignPlan) -> Iterator[MakeMeasurer]:
-    """What runs the inputs and tests of a campaign: this process, or a pool of workers that ends with the block.
-
-    The target must not be open yet.
-    """
+    """What runs the tests of a campaign, whose target is not open yet: this process, or workers in this block."""
     if executor is None:
         yield LocalMeasurer
         return

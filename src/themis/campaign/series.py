@@ -282,10 +282,7 @@ def open_series(
     n_threads: int | None = None,
     train: Any = None,
 ) -> Iterator[CampaignSeries]:
-    """Open the target, the rivals and the workers of campaigns.
-
-    plan: the only campaign, or one of them. n_threads: those of the run that is resumed.
-    """
+    """Open the target, the rivals and the workers of campaigns like `plan`, with the threads of a run to resume."""
     target, seeds, _, origin, _ = tested
     ledger_of(target, None if origin is None else origin.weights_path()).warn(seeds)
     if executor is not None:

@@ -246,10 +246,7 @@ def sweep_clean(
     chunk: int | None,
     make_measurer: MakeMeasurer,
 ) -> CleanSweep:
-    """Trace the open target and run every clean input once.
-
-    `chunk` is the number of tests per forward pass if an earlier campaign has determined it.
-    """
+    """Trace the open target and run every clean input once, in passes of `chunk` if that was determined before."""
     limits = Limits.of(plan.settings, target.device, chunk)
     calculator = Calculator.trace(target, seeds, plan.perturbation, choose_oracle(target.oracle), limits)
     view = None

@@ -98,10 +98,7 @@ def add_fields(
     shows_default: bool = True,
     defaults: Mapping[str, Any] | None = None,
 ) -> None:
-    """Add a flag for every field defined with `themis.options.option`, or only for the fields named in `only`.
-
-    defaults: those that differ from the defaults of the fields.
-    """
+    """Add a flag for every field, or those in `only`, defined with `themis.options.option`; `defaults`: other ones."""
     hints = get_type_hints(kind)
     for field in fields(kind):
         if "help" in field.metadata and (only is None or field.name in only):

@@ -114,10 +114,7 @@ def finish(
     gates: Gates | None = None,
     writes_report: bool = True,
 ) -> int:
-    """Write the report, check the gates and print where the results are; returns the exit code.
-
-    out: the folder of the run or the suite, as the user wrote it.
-    """
+    """Write the report, check the gates, print where the results are (`out`), and return the exit code."""
     from themis.suites.result import SuiteRun
 
     if isinstance(result, SuiteRun):

@@ -169,10 +169,7 @@ def add_executor(parser: Parser, *, workers: str | None = WORKERS_HELP) -> None:
 
 
 def read_executor(arguments: CommandLine, *, shares_workers: bool = False) -> RayExecutor | None:
-    """The executor that the options choose; None is the local one.
-
-    shares_workers: whether the local executor has workers too.
-    """
+    """The executor that is chosen, None for the local one; `shares_workers`: whether that has workers too."""
     if choose_executor(arguments.executor) is not None:
         n_workers = arguments.workers if "workers" in arguments.given else None
         n_workers = RayExecutor.workers if n_workers is None else n_workers

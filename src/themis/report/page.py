@@ -97,10 +97,7 @@ class ReportView(SimpleNamespace):
 
 
 def read_view(run: Reader | str | Path, *, most_pictures: int = MAX_PICTURES) -> ReportView:
-    """Read everything that a report shows from an open run or a run folder.
-
-    most_pictures: the number of faults that are shown with their inputs.
-    """
+    """Read all that a report shows from a run, with the inputs of the first `most_pictures` faults."""
     if isinstance(run, str | Path):
         with closing(Reader(run, is_brief=True)) as opened:
             return read_view(opened, most_pictures=most_pictures)
@@ -338,10 +335,7 @@ def read_rows(run: Reader, groups: Mapping[int, int], max_rows: int = MAX_ROWS) 
 
 
 def answer_matrix(run: Reader) -> dict[str, list[Any]]:
-    """How many distinct faults, and how many faults, turn which answer (row) into which (column).
-
-    None stands for faults without a clean answer.
-    """
+    """How many distinct faults and faults turn which clean answer (row, None for none) into which (column)."""
     counts = run.select(
         "clean_answer, answer, count(DISTINCT seed_id), count(*)", "1 GROUP BY clean_answer, answer", order="1, 2"
     )
@@ -473,10 +467,7 @@ INPUTS_PER_READ = 250
 
 @dataclass(frozen=True)
 class ShownInputs:
-    """Pictures as data URIs by seed id and by fault id, or the changed features by fault id.
-
-    The picture of a disturbed signal shows the clean one too.
-    """
+    """Pictures as data URIs by seed id and by fault id (a signal's with the clean one), or the changed features."""
 
     kind: str = "none"
     """pictures, clips, signals, features or none."""
@@ -571,10 +562,7 @@ def render_page(title: str, view: dict[str, Any], scripts: tuple[str, ...], *, l
 def write_report(
     run: str | Path, out: Path | None = None, *, most_pictures: int = MAX_PICTURES, replaces: bool = False
 ) -> Path:
-    """Write the report of a run to `out`, by default into the run folder, and return its path.
-
-    An earlier report is replaced, another file only if `replaces` is set.
-    """
+    """Write the report of a run, by default into its folder, and return its path; `replaces`: also another file."""
     path = Path(run) / REPORT if out is None else Path(out)
     if out is not None:
         check_free(path, replaces=replaces)  # before the work

@@ -87,10 +87,7 @@ def write_suite_report(
     most_pictures: int = MEMBER_PICTURES,
     replaces: bool = False,
 ) -> Path:
-    """Write the report of a suite, by default into its folder, and those of its members; returns its path.
-
-    Earlier reports are replaced, other files only if `replaces` is set.
-    """
+    """Write the reports of a suite and its members; return its path. `replaces`: also files that are no reports."""
     path = suite.path / REPORT if out is None else Path(out)
     check_free(path, replaces=replaces)
     for name in suite.members:

@@ -243,10 +243,7 @@ class SlicedSeeds:
     def columns(
         self, slice_by: str | None, names: Sequence[str] | None, metadata: Mapping[str, list[Any]] | None = None
     ) -> list[SliceColumn]:
-        """The columns that `slice_by` names, by default the class if the seeds have some, and all fields of metadata.
-
-        names: of the classes.
-        """
+        """The columns that `slice_by` names, by default the class, if there are some, and all fields of metadata."""
         if slice_by is not None:
             return slice_columns(slice_by, self.seed_id, self.number, names, metadata or {})
         column = class_column(self.number, names)
@@ -359,10 +356,7 @@ def read_progress(run: Reader) -> SavedProgress | None:
 
 
 def parse_progress(checkpoint: Checkpoint, n_neurons: int | None = None) -> SavedProgress:
-    """Validate the arrays and values of a stored checkpoint and give them names and types.
-
-    n_neurons: the number of neurons that the moments must be of, if it is known.
-    """
+    """Validate the arrays and values of a checkpoint, with `n_neurons` if that is known, and give them types."""
     try:
         check_form(checkpoint.values, PROGRESS, "its values")
         return _parse(checkpoint, n_neurons)

@@ -19,10 +19,7 @@ Array = NDArray[Any]
 
 
 class Faults(Sequence[Fault]):
-    """A campaign's faults in the order they were found; stored as columns, and built as `Fault` objects on demand.
-
-    handle: gives access to the model and the seeds, if faults are to be replayed.
-    """
+    """A campaign's faults in the order they were found, as columns; the handle gives access to the model."""
 
     def __init__(
         self,

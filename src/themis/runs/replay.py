@@ -264,10 +264,7 @@ class Replayer:
 
     @contextmanager
     def opened(self, seed_id: Ints | None = None, chunk: int | None = None) -> Iterator[Calculator]:
-        """A calculator of these seeds, by default all, with their clean outputs and the recorded number of threads.
-
-        chunk: tests per forward pass, by default as recorded.
-        """
+        """A calculator of these seeds, by default all, with their clean outputs; `chunk` and threads as recorded."""
         record, seeds = self.run.record, self.seeds
         self._check_once()
         if seed_id is not None:

@@ -106,10 +106,7 @@ class Origin:
         return Origin(**{name: value for name, value in values.items() if name in OPTIONS})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data, with the hash of each trusted file so that no other can take its place.
-
-        Code that may not run is left out, so that another run cannot vouch for it.
-        """
+        """Return plain data, with the hash of each trusted file, and without code that may not run."""
         values = {name: getattr(self, name) for name in OPTIONS}
         if self.permission is not None and not self.permission.is_granted:
             default = Origin()

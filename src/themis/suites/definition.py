@@ -196,10 +196,7 @@ class SuiteDefinition:
 
 
 def read_suite(source: Any, *, imports: bool = True) -> SuiteDefinition:
-    """The suite of a file, a dict as in a file, or a list of perturbations.
-
-    imports: whether modules of the user's own may be imported.
-    """
+    """The suite of a file, a dict or a list of perturbations; `imports`: whether own modules may be imported."""
     if isinstance(source, Path):
         try:
             content = read_yaml(source)

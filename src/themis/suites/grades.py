@@ -78,10 +78,7 @@ def grade_outputs(calculator: Calculator, rows: Ints, outputs: torch.Tensor, lev
 
 
 def grade_member(calculator: Calculator, member: SuiteMember, rows: Ints, random_seed: int) -> list[LevelGrade]:
-    """Run one test per seed and level. The noise seed of a test is the id of its seed.
-
-    calculator: one that has swept the clean inputs, for any perturbation.
-    """
+    """Run one test per seed and level on a swept calculator; the noise seed of a test is the id of its seed."""
     calculator = calculator.under(member.perturbation)
     seed_id = calculator.seeds.seed_id.numpy()[rows]
     grades = []

@@ -164,10 +164,7 @@ class Gates:
                 )
 
     def check_target(self, target: object, preset: str | None) -> None:
-        """Refuse gates on the coverage of an estimator, which has no layers, before a campaign runs.
-
-        Whether another function returns activations is known only when it is called.
-        """
+        """Refuse gates on the coverage of an estimator, which is known to have no layers before a campaign runs."""
         if not isinstance(target, BlackBox) or not isinstance(target.predict, Estimator) or preset == "paper":
             return
         for name, _ in self.fail_under:
@@ -439,10 +436,7 @@ def check_suite_gates(
     rebuild_baseline: Rebuild | None = None,
     remedy: str = "",
 ) -> GateResults:
-    """Check every member of a suite against gates; a baseline is a suite too.
-
-    rebuild, rebuild_baseline: how the first member of each suite is opened, for models that are elsewhere now.
-    """
+    """Check the members of a suite; `rebuild`, `rebuild_baseline`: how the first ones are opened if models moved."""
     with ExitStack() as stack:
         members = stack.enter_context(open_members(suite, rebuild, gates.trust))
         baseline = None

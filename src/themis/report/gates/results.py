@@ -272,10 +272,7 @@ def legal(text: str) -> str:
 
 
 def write_junit(path: str | Path, results: GateResults, *, report: str | Path | None = None) -> None:
-    """Write one test suite per run; an earlier file of this function is replaced, any other is refused.
-
-    report: the report of the run, named in the output.
-    """
+    """Write one test suite per run, which names its report; only an earlier file of this function is replaced."""
     root = Element("testsuites")
     for k, (_, part) in enumerate(results.parts):
         _add_suite(root, k, part, [] if report is None else [f"report: {report}"])

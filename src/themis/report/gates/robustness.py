@@ -52,10 +52,7 @@ SITE = f"{os.sep}site-packages{os.sep}"
 
 @dataclass
 class RobustnessTest:
-    """Runs campaigns for one test.
-
-    Options on the command line take precedence over those of the call, the markers and the ini file, in this order.
-    """
+    """Runs campaigns for a test; the command line precedes the call, then markers, then the ini file."""
 
     item: pytest.Item
     overrides: dict[str, Any]

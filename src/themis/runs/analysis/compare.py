@@ -53,10 +53,7 @@ class DiffOptions:
 
 
 class Side:
-    """One of two runs that are compared.
-
-    name: of a run without a folder. remedy: how to name the model if it is not the one that was tested.
-    """
+    """One of two runs that are compared; `name` is that of a run without a folder, `remedy` how to name its model."""
 
     def __init__(self, run: Run, name: str = "the run", remedy: str = MODEL_REMEDY) -> None:
         self.run, self.name, self.remedy = run, str(run.folder or name), remedy
@@ -249,10 +246,7 @@ Models = tuple[Model, Model]
 
 
 def compare_versions(first: Side, second: Side, n_tests: int, random_seed: int, comparisons: int = 1) -> diff.Diff:
-    """Run the faults of both runs, and `n_tests` new tests, on both models.
-
-    comparisons: how many pairs of runs are compared together, whose intervals shall hold together.
-    """
+    """Run the faults of both runs and `n_tests` new tests on both models; one of `comparisons` made together."""
     facts = (first.facts(), second.facts())
     for side in (first, second):
         side.check_model()

@@ -47,10 +47,7 @@ class PairedRates:
 
 @dataclass(frozen=True)
 class PairedTests(PairedRates):
-    """Fault rates on tests drawn uniformly from what both runs share, run on both models.
-
-    Counts are tests unless they name seeds.
-    """
+    """Fault rates of tests drawn from what both runs share, run on both models; counts are tests, if not of seeds."""
 
     seeds: int
     tests: int

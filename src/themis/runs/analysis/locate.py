@@ -104,10 +104,7 @@ class Baseline:
 def learn_baseline(
     run: AnyRun, n: int = ORDINARY, random_seed: int = 0, *, on_progress: OnProgress = ignore_progress
 ) -> Baseline:
-    """Run ordinary tests, with the run's seeds and uniform theta, and learn from those that the model passes.
-
-    on_progress: as for `shrink`.
-    """
+    """Run ordinary tests, of the run's seeds with uniform theta, and learn from those that the model passes."""
     run = as_run(run)
     seed_id = run.handle.seeds.seed_id.numpy()
     spread = np.linspace(0, len(seed_id) - 1, min(n, len(seed_id))).round().astype(np.int64)

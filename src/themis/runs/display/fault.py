@@ -55,10 +55,7 @@ def describe_theta(fault: Fault) -> str:
 
 
 def describe_change(clean: object, outcome: int, answer: str | None = None) -> str:
-    """How an input was answered, such as `1 answered as 7`; clean: the answer to the clean input, or None.
-
-    answer: the outcome as it is shown, by default its number.
-    """
+    """How an input was answered, such as `1 answered as 7`; by default, the answer is the number of the outcome."""
     if outcome < 0:
         return "no finite output" if clean is None else f"{clean} without a finite output"
     answered = f"answered as {outcome if answer is None else answer}"
@@ -119,10 +116,7 @@ def pictures(shown: FaultInputs) -> list[Pixels]:
 
 
 def strip(drawn: list[Pixels], least: int = 112) -> Pixels:
-    """Pictures side by side in colour, `[height, width, 3]`, or wide ones one below the other.
-
-    Small ones are enlarged to a height of `least` pixels.
-    """
+    """Pictures side by side, `[height, width, 3]`, wide ones below one another, enlarged to a height of `least`."""
     is_wide = drawn[0].shape[1] > WIDE_RATIO * drawn[0].shape[0]
     factor = max(1, -(-(least // 2 if is_wide else least) // drawn[0].shape[0]))
     parts = []

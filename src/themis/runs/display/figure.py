@@ -156,10 +156,7 @@ def save_figure(figure: Any, file: str | Path | BinaryIO, *, dpi: int, format: s
 
 
 def blank_figure(width: float, height: float) -> Any:
-    """An empty Matplotlib figure of a size in inches, made without pyplot: showing and saving it is up to the caller.
-
-    A notebook displays it even if pyplot was not imported.
-    """
+    """An empty Matplotlib figure of a size in inches, made without pyplot; a notebook displays it all the same."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

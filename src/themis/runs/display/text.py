@@ -291,10 +291,7 @@ def write_verdict(
     constant: str | None = None,
     is_running: bool = False,
 ) -> RunVerdict:
-    """Say whether the model breaks, and how many answers are left: clean, under random disturbance and at worst.
-
-    constant: why that says nothing, see `Start.constant`.
-    """
+    """Say how many answers are left: clean, under random disturbance, at worst; `constant`: why it says nothing."""
     if not counts.tests and not counts.faults:
         return RunVerdict("open", "No test has been counted yet." if is_running else "No test was counted.")
     if counts.tests == counts.dropped and not counts.faults:

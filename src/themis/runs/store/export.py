@@ -164,10 +164,7 @@ AT_ONCE = 64
 
 
 def write_pictures(run: Reader, selection: Selection, folder: Path) -> int:
-    """Write `faults.csv` and the pictures that it names, the disturbed and the clean one of each fault.
-
-    Only faults whose inputs were kept are written; returns their number.
-    """
+    """Write `faults.csv` and both pictures of each fault whose inputs were kept; returns the number of these."""
     n, names = 0, ("picture", "clean_picture", "answer_name", "clean_answer_name", "label_name", *run.columns)
     with (
         _new_folder(folder, "faults", "clean"),
@@ -186,10 +183,7 @@ def write_pictures(run: Reader, selection: Selection, folder: Path) -> int:
 
 
 def write_fiftyone(run: Reader, selection: Selection, folder: Path) -> int:
-    """Write the disturbed pictures as a `FiftyOneImageClassificationDataset`, whose labels are the wrong answers.
-
-    What else is known of a fault is in the attributes of its label.
-    """
+    """Write disturbed pictures as a `FiftyOneImageClassificationDataset` whose labels are the wrong answers."""
     labels = {}
     with _new_folder(folder, "data"):
         for values, tensors in _kept(run, selection):
