@@ -136,9 +136,11 @@ class ChunkWorker:
         """Run a chunk of tests."""
         calculator, into = self.calculator, self._accumulator(chunk.stream, is_first=chunk.is_first)
         calculator.memory.shrink(chunk.chunk)
-        before = into.count
+        before, objective = into.count, None
+        if chunk.objective is not None:
+            objective = Objective(tensor_of(chunk.objective).to(calculator.device), self._scale, MARGIN_ASCENT)
         runner = self._runner = self._runner or TestRunner(calculator)
-        measurement = runner.measure(chunk.tests, into, self._objective(chunk.objective), chunk.max_passes)
+        measurement = runner.measure(chunk.tests, into, objective, chunk.max_passes)
         n_folded, panel, faults = into.count - before, measurement.panel, measurement.faults
         first = None
         if n_folded:
@@ -165,11 +167,6 @@ class ChunkWorker:
                 of_stream.append(number)
         self._sums = {number: kept for number, kept in self._sums.items() if number in underway}
         return taken
-
-    def _objective(self, objective: Ints | None) -> Objective | None:
-        if objective is None:
-            return None
-        return Objective(tensor_of(objective).to(self.calculator.device), self._scale, MARGIN_ASCENT)
 
     def _accumulator(self, stream: str, *, is_first: bool = False) -> Accumulator:
         """The accumulator of a stream, without any test if the next chunk is the first of the stream."""

@@ -26,7 +26,7 @@ from themis.campaign.setup import (
     prepare_criterion,
     sweep_clean,
 )
-from themis.campaign.state import Clock, State, saved_chunks
+from themis.campaign.state import Clock, State
 from themis.compute.cluster import RayExecutor
 from themis.criteria.criterion import Criterion
 from themis.data.seeds import Seeds, read_seeds
@@ -228,7 +228,7 @@ class CampaignSeries:
         """The setup of a campaign, with as many tests per forward pass as when the checkpoint was taken."""
         sweep, chunk, wide_chunk = self.sweep, None, None
         if checkpoint is not None:
-            chunk, wide_chunk = saved_chunks(checkpoint)
+            chunk, wide_chunk = int(checkpoint.values["chunk"]), checkpoint.values.get("wide_chunk")  # see `Graphs`
         if sweep is None or chunk not in (None, sweep.calculator.chunk):  # memory may have run out in another process
             sweep = self._sweep(plan, criterion, chunk)
         else:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -90,14 +89,12 @@ def prepare_criterion(
         return CampaignCriterion(own, str(own), True, None, 0)
     if chosen is None:
         if policy.is_guided:
-            raise UsageError(
-                f"policy {settings.policy!r} follows a criterion, got none: pass criterion=..., for example kmnc"
-            )
-        if train is not None:
-            raise UsageError(
-                "train is data that a criterion learns from, got no criterion: pass criterion=..., for example kmnc"
-            )
-        return None
+            missing = f"policy {settings.policy!r} follows a criterion, got none"
+        elif train is not None:
+            missing = "train is data that a criterion learns from, got no criterion"
+        else:
+            return None
+        raise UsageError(f"{missing}: pass criterion=..., for example kmnc")
     name = settings.criterion if isinstance(settings.criterion, str) else str(chosen)
     own, leads = chosen.fresh(), policy.is_guided  # the caller's object stays unchanged
     if chosen.learnt:
@@ -107,7 +104,7 @@ def prepare_criterion(
             )
         return CampaignCriterion(own, name, leads, None, 0)
     data = seeds
-    with nullcontext() if train is None else _name_training_data():
+    try:
         if train is not None:
             data = read_seeds(train, settings.train_inputs)
         if data.shape[1:] != seeds.shape[1:]:
@@ -116,6 +113,10 @@ def prepare_criterion(
             )
         with step("fitting the criterion"):
             fit_to(own, target, data)
+    except DataError as error:
+        if train is None:
+            raise
+        raise DataError(f"training data: {error}") from error
     source = None if not chosen.learns else "the seeds" if train is None else "training data"
     return CampaignCriterion(own, name, leads, source, len(data))
 
@@ -129,15 +130,6 @@ def choose_campaign_criterion(criterion: str | Criterion) -> Criterion:
             "use it in a loop of your own, or choose another criterion"
         )
     return chosen
-
-
-@contextmanager
-def _name_training_data() -> Iterator[None]:
-    """Errors about data say that it is the training data."""
-    try:
-        yield
-    except DataError as error:
-        raise DataError(f"training data: {error}") from error
 
 
 REMEMBERED = 4

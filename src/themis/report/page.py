@@ -7,7 +7,7 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from hashlib import sha256
 from html import escape
@@ -118,7 +118,7 @@ def read_view(run: Reader | str | Path, *, most_pictures: int = MAX_PICTURES) ->
         matrix["rows"], matrix["columns"], *(faults.columns[name] for name in ("answer", "clean_answer", "label"))
     )
     answers = sorted({answer for answer in named if isinstance(answer, int)})  # that the page may have to name
-    counts = _counts(run, last, start)
+    counts = _counts(run, last)
     is_weighted = run.record["settings"].get("seed_weights") is not None
     estimates = uniform_estimates(summary, progress, rounds, is_weighted=is_weighted)
     clean = CleanScores(*(start.get(f"clean_{field.name}") for field in fields(CleanScores)))
@@ -188,19 +188,13 @@ def read_view(run: Reader | str | Path, *, most_pictures: int = MAX_PICTURES) ->
     )
 
 
-def _counts(run: Reader, last: Round | None, start: dict[str, Any]) -> Counts:
-    names = ("tests", "dropped", "passes", "faults", "distinct_faults", "failing_seeds")
-    totals: dict[str, int] = {name: getattr(last, name, 0) for name in names}
-    if run.count() > totals["faults"]:  # the current round has found more
-        counted = "count(*), count(DISTINCT seed_id || ':' || answer), count(DISTINCT seed_id)"
-        [(totals["faults"], totals["distinct_faults"], totals["failing_seeds"])] = run.select(counted, order="1")
-    return Counts(
-        **totals,
-        seeds=start.get("n_usable", 0),
-        seeds_given=start.get("n_seeds", 0),
-        neurons=start.get("n_neurons", 0),
-        layers=len(start.get("layers", ())),
-    )
+def _counts(run: Reader, last: Round | None) -> Counts:
+    counts = Counts.of(last, run.start)
+    if run.count() <= counts.faults:
+        return counts
+    counted = "count(*), count(DISTINCT seed_id || ':' || answer), count(DISTINCT seed_id)"
+    [totals] = run.select(counted, order="1")  # the current round has found more
+    return replace(counts, **dict(zip(("faults", "distinct_faults", "failing_seeds"), totals, strict=True)))
 
 
 def _coverage(summary: dict[str, Any], last: Round | None) -> dict[str, Any] | None:
@@ -400,7 +394,10 @@ def breaking_curve(run: Reader, n_seeds: int) -> dict[str, Any] | None:
 
     They are from the best source: a robustness curve, shrunk faults or faults as found. None without faults.
     """
-    shrunk = _read_shrunk(run)
+    problem = (
+        "must hold shrunk faults as JSON, but it is damaged ({}): remove it, and write it again with themis shrink"
+    )
+    shrunk = read_json(run.path / SHRUNK_FILE, _SHRUNK, problem) or {}  # by `themis shrink`, if it was run
     curve = shrunk.get("robustness")
     if curve:
         columns = (curve["strengths"], curve["share"], curve["low"], curve["high"])
@@ -440,14 +437,6 @@ def _weakest(run: Reader) -> dict[int, float]:
         for seed, strength in zip(table[:, 0].tolist(), strengths(table[:, 1:], run.record["theta"])[0], strict=True):
             weakest[int(seed)] = min(weakest.get(int(seed), np.inf), float(strength))
     return weakest
-
-
-def _read_shrunk(run: Reader) -> dict[str, Any]:
-    """What `themis shrink` wrote; empty if it was not run."""
-    problem = (
-        "must hold shrunk faults as JSON, but it is damaged ({}): remove it, and write it again with themis shrink"
-    )
-    return read_json(run.path / SHRUNK_FILE, _SHRUNK, problem) or {}
 
 
 def _thinned(points: list[list[float]]) -> list[list[float]]:

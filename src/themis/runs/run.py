@@ -272,19 +272,7 @@ class Run:
     @property
     def counts(self) -> Counts:
         """How many tests, faults, seeds and neurons it has."""
-        last, start = self.rounds[-1], self.start
-        return Counts(
-            tests=last.tests,
-            dropped=last.dropped,
-            passes=last.passes,
-            faults=last.faults,
-            distinct_faults=last.distinct_faults,
-            failing_seeds=last.failing_seeds,
-            seeds=start.n_usable,
-            seeds_given=start.n_seeds,
-            neurons=start.n_neurons,
-            layers=len(start.layers),
-        )
+        return Counts.of(self.rounds[-1], vars(self.start))
 
     @property
     def verdict(self) -> RunVerdict:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from themis.judge.estimate import Estimate, describe_share
 from themis.settings import policy_name
@@ -261,6 +262,14 @@ class Counts:
     seeds_given: int
     neurons: int
     layers: int
+
+    @staticmethod
+    def of(round: Round | None, start: Mapping[str, Any]) -> Counts:
+        """Those of a round, if there is one, and of the start of its run."""
+        names = ("tests", "dropped", "passes", "faults", "distinct_faults", "failing_seeds")
+        totals: dict[str, int] = {name: getattr(round, name, 0) for name in names}
+        seeds, given, neurons = (start.get(name, 0) for name in ("n_usable", "n_seeds", "n_neurons"))
+        return Counts(**totals, seeds=seeds, seeds_given=given, neurons=neurons, layers=len(start.get("layers", ())))
 
 
 @dataclass(frozen=True)
