@@ -357,16 +357,11 @@ def sentences(suite: SuiteRun, errors: CorruptionErrors | None = None) -> list[s
             f"{percent(grades.relative_score)}{show_ends(of_relative)} of the clean one (rPC)."
         )
     if errors is not None:
-        relative = (
-            ""
-            if errors.relative_mce is None
-            else f", relative mCE {percent(errors.relative_mce)}{show_ends(errors.relative_mce_interval)}"
-        )
-        mce = (
-            "unknown, as the baseline makes no errors"
-            if errors.mce is None
-            else f"{percent(errors.mce)}{show_ends(errors.mce_interval)}"
-        )
+        mce, relative = "unknown, as the baseline makes no errors", ""
+        if errors.mce is not None:
+            mce = f"{percent(errors.mce)}{show_ends(errors.mce_interval)}"
+        if errors.relative_mce is not None:
+            relative = f", relative mCE {percent(errors.relative_mce)}{show_ends(errors.relative_mce_interval)}"
         lines.append(f"mCE {mce}{relative}, against {errors.baseline}.")
     return lines
 
