@@ -98,7 +98,7 @@ def add_fields(
     shows_default: bool = True,
     defaults: Mapping[str, Any] | None = None,
 ) -> None:
-    """Add a flag for every field, or those in `only`, defined with `themis.options.option`; `defaults`: other ones."""
+    """Add a flag for every field, or those in `only`, defined with `themis.options.option`; `defaults`: if others."""
     hints = get_type_hints(kind)
     for field in fields(kind):
         if "help" in field.metadata and (only is None or field.name in only):

@@ -551,7 +551,7 @@ def render_page(title: str, view: dict[str, Any], scripts: tuple[str, ...], *, l
 def write_report(
     run: str | Path, out: Path | None = None, *, most_pictures: int = MAX_PICTURES, replaces: bool = False
 ) -> Path:
-    """Write the report of a run, by default into its folder, and return its path; `replaces`: also another file."""
+    """Write the report of a run, by default into its folder; return its path. `replaces`: also what is no report."""
     path = Path(run) / REPORT if out is None else Path(out)
     if out is not None:
         check_free(path, replaces=replaces)  # before the work

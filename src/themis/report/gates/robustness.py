@@ -52,7 +52,7 @@ SITE = f"{os.sep}site-packages{os.sep}"
 
 @dataclass
 class RobustnessTest:
-    """Runs campaigns for a test; the command line precedes the call, then markers, then the ini file."""
+    """Runs campaigns for one test; options of the command line win over the call, the markers and the ini file."""
 
     item: pytest.Item
     overrides: dict[str, Any]

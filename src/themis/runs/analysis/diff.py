@@ -47,7 +47,7 @@ class PairedRates:
 
 @dataclass(frozen=True)
 class PairedTests(PairedRates):
-    """Fault rates of tests drawn from what both runs share, run on both models; counts are tests, if not of seeds."""
+    """Fault rates of tests drawn from what both runs share, run on both models; counts are of tests or of seeds."""
 
     seeds: int
     tests: int
