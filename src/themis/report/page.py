@@ -32,6 +32,7 @@ from themis.report.names import (
     part_names,
     subject_of,
 )
+from themis.runs import estimates
 from themis.runs.analysis.groups import group
 from themis.runs.analysis.review import read_review
 from themis.runs.display.fault import (
@@ -48,16 +49,6 @@ from themis.runs.display.fault import (
     with_boxes,
 )
 from themis.runs.display.text import CleanScores, Counts, describe_calibration, write_verdict
-from themis.runs.estimates import (
-    SensitivitySpread,
-    final_figures,
-    layer_sensitivity,
-    phase_seconds,
-    rates_by_theta,
-    read_progress,
-    strengths,
-    uniform_estimates,
-)
 from themis.runs.fault import PLAIN_COLUMNS, name_answer, name_outcome
 from themis.runs.run import Round, describe_profile, record_covers_neurons, worst_slices
 from themis.runs.store.files import REPLACE_REMEDY, check_free, json_safe, write_fresh
@@ -104,7 +95,7 @@ def read_view(run: Reader | str | Path, *, most_pictures: int = MAX_PICTURES) ->
     summary = run.summary()
     ended = summary or {}
     state = run.state(summary)
-    progress, rounds = read_progress(run), run.rounds()
+    progress, rounds = estimates.read_progress(run), run.rounds()
     start, task, classes = run.start, run.task, run.classes
     last = rounds[-1] if rounds else None
     related = group(run.faults()) if state != "running" and run.count() else []
@@ -112,7 +103,7 @@ def read_view(run: Reader | str | Path, *, most_pictures: int = MAX_PICTURES) ->
     kept = [k for k, is_kept in enumerate(faults.columns["kept"]) if is_kept]
     kept_ids, kept_seeds = ([column[k] for k in kept] for column in (faults.columns["id"], faults.columns["seed_id"]))
     matrix = answer_matrix(run)
-    final = final_figures(summary)
+    final = estimates.final_figures(summary)
     slices, decision = final["slices"], final["decision"]
     named = chain(
         matrix["rows"], matrix["columns"], *(faults.columns[name] for name in ("answer", "clean_answer", "label"))
@@ -120,7 +111,7 @@ def read_view(run: Reader | str | Path, *, most_pictures: int = MAX_PICTURES) ->
     answers = sorted({answer for answer in named if isinstance(answer, int)})  # that the page may have to name
     counts = _counts(run, last)
     is_weighted = run.record["settings"].get("seed_weights") is not None
-    estimates = uniform_estimates(summary, progress, rounds, is_weighted=is_weighted)
+    uniform = estimates.uniform_estimates(summary, progress, rounds, is_weighted=is_weighted)
     clean = CleanScores(*(start.get(f"clean_{field.name}") for field in fields(CleanScores)))
     perturbation, origin = run.record["perturbation"], run.record["origin"]
     if origin is not None and start:
@@ -143,17 +134,17 @@ def read_view(run: Reader | str | Path, *, most_pictures: int = MAX_PICTURES) ->
             task,
             counts,
             clean,
-            estimates.fault_rate,
+            uniform.fault_rate,
             constant=start.get("constant"),
             is_running=state == "running",
         ),
         stop=run.stop_sentence(summary, state),
         decision=decision and decision.clause,  # with --decide
-        fault_rate=estimates.fault_rate,
+        fault_rate=uniform.fault_rate,
         profile=describe_profile(run.record["theta"], run.record["settings"].get("seed_weights")),
         review=review and {"text": review.text, "counts": review.counts, **review.as_dict()},  # None without marks
         agreements=[str(agreement) for agreement in review.agreements] if review else [],
-        residual_risk=estimates.residual_risk,
+        residual_risk=uniform.residual_risk,
         reach=_reach(last),
         coverage=_coverage(ended, last),
         covers_neurons=record_covers_neurons(run.record),
@@ -168,17 +159,17 @@ def read_view(run: Reader | str | Path, *, most_pictures: int = MAX_PICTURES) ->
         groups=[{"text": entry.text, "faults": len(entry), "seeds": entry.n_seeds} for entry in related],
         inputs=read_inputs(run, kept_ids, kept_seeds, most_pictures, feature_names(run)),
         matrix=matrix,
-        rates=rates_by_theta(run, progress),
+        rates=estimates.rates_by_theta(run, progress),
         strengths=final["correct_by_strength"],
         calibration=describe_calibration(final["calibration"]),
         slices=slices,
-        worst_slices=[rate.name for rate in worst_slices(slices, estimates.fault_rate)],
+        worst_slices=[rate.name for rate in worst_slices(slices, uniform.fault_rate)],
         has_dropped=bool(last and last.dropped),
         breaking=breaking_curve(run, counts.seeds),
         rounds=_rounds(rounds),
-        layers=_layers(run, last, layer_sensitivity(run, progress), faults.shares),
+        layers=_layers(run, last, estimates.layer_sensitivity(run, progress), faults.shares),
         normality=ended.get("normality"),
-        seconds=phase_seconds(summary, progress),
+        seconds=estimates.phase_seconds(summary, progress),
         kinds=ended.get("kinds", {}),  # tests and faults by kind of proposal
         criterion=ended.get("criterion"),
         config=describe_settings(origin, {"perturb": perturbation, **run.record["settings"]}),
@@ -232,7 +223,7 @@ def _rounds(rounds: Sequence[Round]) -> list[dict[str, Any]]:
 
 
 def _layers(
-    run: Reader, last: Round | None, sensitivity: dict[str, SensitivitySpread], shares: Sequence[float]
+    run: Reader, last: Round | None, sensitivity: dict[str, estimates.SensitivitySpread], shares: Sequence[float]
 ) -> list[dict[str, Any]]:
     return [
         {
@@ -311,7 +302,7 @@ def read_rows(run: Reader, groups: Mapping[int, int], max_rows: int = MAX_ROWS) 
     strength, furthest, shares = np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros((0, 0))
     if rows:
         values = np.array([stored[name] for name in theta], dtype=np.float64).T
-        strength, furthest = strengths(values, run.record["theta"])
+        strength, furthest = estimates.strengths(values, run.record["theta"])
         shares = np.array([json.loads(signature) for signature in stored["signature"]]) / SIGNATURE_UNITS
     columns: dict[str, list[Any]] = {
         **{name: stored[name] for name in (*_INTEGERS, "kind")},
@@ -434,7 +425,9 @@ def _weakest(run: Reader) -> dict[int, float]:
     weakest: dict[int, float] = {}
     for rows in run.batches(f"{columns} FROM faults ORDER BY id"):
         table = np.array(rows, dtype=np.float64)
-        for seed, strength in zip(table[:, 0].tolist(), strengths(table[:, 1:], run.record["theta"])[0], strict=True):
+        for seed, strength in zip(
+            table[:, 0].tolist(), estimates.strengths(table[:, 1:], run.record["theta"])[0], strict=True
+        ):
             weakest[int(seed)] = min(weakest.get(int(seed), np.inf), float(strength))
     return weakest
 
