@@ -35,8 +35,7 @@ from searching.arguments import add_quick, complete
 from themis import Target
 from themis.compute.rng import mix
 from themis.perturb import Context, perturb
-from themis.suites.definition import SuiteMember
-from themis.suites.named import choose_suite
+from themis.suites.definition import SuiteMember, choose_suite
 
 AIM, LIMIT, N_NEAR = 1.0, 3.0, 60
 """Points of accuracy that a cell may differ in most cells and in all of them, and how many most are."""

@@ -177,14 +177,14 @@ def run_one(n_workers: int, n_tests: int, n_seeds: int) -> dict[str, Any]:
         inputs = torch.rand(n_seeds, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     watch = Watch()
     if n_workers:
-        merge = remote.RemoteMeasurer._measurement
+        merge = remote.RemoteMeasurer._received
 
-        def note(self: Any, measured: Any) -> Any:
+        def note(self: Any, sent: Any) -> Any:
             if len(watch.replies) < WEIGHED:
-                watch.replies.append(measured)
-            return merge(self, measured)
+                watch.replies.append(sent)
+            return merge(self, sent)
 
-        remote.RemoteMeasurer._measurement = note  # type: ignore[method-assign]
+        remote.RemoteMeasurer._received = note  # type: ignore[method-assign]
     else:
         remote.LocalMeasurer = TracingMeasurer  # type: ignore[attr-defined]
     began = time.perf_counter()

@@ -12,8 +12,7 @@ from torch import nn
 import themis
 from themis import Against, BlackBox, RayExecutor, Target, UsageError
 from themis.campaign import series
-from themis.campaign.remote import RemoteMeasurer, check_workers
-from themis.campaign.worker import ChunkWorker
+from themis.campaign.remote import ChunkWorker, RemoteMeasurer, check_workers
 from themis.measure import chunk
 from themis.measure.calculator import Limits
 from themis.runs.store.reader import Reader

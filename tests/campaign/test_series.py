@@ -50,8 +50,8 @@ def test_a_stored_campaign_is_resumed_alone_or_in_a_series(net, tmp_path):
             writer = Writer(tmp_path / out)
             campaigns.run(plan("gaussian"), writer, Callbacks([StopAt(1)]))
             writer.close()
-        with open_stored(tmp_path / "again") as stored:
-            assert_same_end(whole, campaigns.resume(plan("gaussian"), stored, Callbacks(()), signs=True))
+        with open_stored(tmp_path / "again") as (run, store):
+            assert_same_end(whole, campaigns.resume(plan("gaussian"), run, store, Callbacks(()), signs=True))
     assert_same_end(whole, themis.resume(tmp_path / "alone", net, pictures(net)))
 
 

@@ -11,9 +11,9 @@ from themis import UsageError
 from themis.cli import main
 from themis.report.gates.gates import Gates, check_suite_gates
 from themis.settings import FAILS, HOLDS, UNDECIDED
-from themis.suites.decide import looks, verdict
 from themis.suites.grades import LevelGrade, SuiteGrades
 from themis.suites.options import read_claim
+from themis.suites.result import looks, verdict
 
 GRADED = [
     {"perturb": "gaussian", "magnitude": 0.4, "levels": [{"sigma": 0.1}, {"sigma": 0.4}]},

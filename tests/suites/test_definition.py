@@ -3,8 +3,7 @@
 import pytest
 
 from themis import UsageError
-from themis.suites.definition import Level, read_suite
-from themis.suites.named import SUITES, choose_suite
+from themis.suites.definition import SUITES, Level, choose_suite, read_suite
 
 WRONG = {
     "an unknown key": ({"membres": ["fog"]}, "did you mean 'members'"),

@@ -121,8 +121,7 @@ def resume(
     """
     if features is not None and data is None:
         raise UsageError("features must come with the data they describe: pass data=..., or name both in origin=...")
-    with open_stored(out) as stored:
-        run = stored.run
+    with open_stored(out) as (run, store):
         settings = _settings(run, dict(options))
         if features is not None:
             data = describe_columns(read_seeds(data, settings.max_seeds), features)
@@ -141,12 +140,16 @@ def resume(
         settings = replace(settings, criterion=_recorded_criterion(settings.criterion, criterion))
         plan = CampaignPlan(rebuilt.perturbation, chosen, settings)
         if train is None and run.record["train_sha256"] is not None:
-            train = _recorded_train(rebuilt)
+            if rebuilt.origin is None:
+                raise UsageError(
+                    "the run's criterion learned from training data that cannot be read again: pass train=..."
+                )
+            train = rebuilt.origin.read_train()
         with open_series(tested, plan, executor=workers, n_threads=n_threads, train=train) as series:
             series.check_same(plan, run, rebuilt.oracle if "start" in run.record else None)
             if settings.split is not None:
                 read_parts(run, rebuilt.all_seeds)  # the parts that were not searched must be the same too
-            return series.resume(plan, stored, Callbacks(callbacks), signs=rebuilt.permission.is_granted)
+            return series.resume(plan, run, store, Callbacks(callbacks), signs=rebuilt.permission.is_granted)
 
 
 def _recorded_criterion(recorded: Any, criterion: Criterion | None) -> Any:
@@ -156,13 +159,6 @@ def _recorded_criterion(recorded: Any, criterion: Criterion | None) -> Any:
     if criterion is None and recorded is not None and recorded.startswith("<"):
         raise UsageError(f"the run's criterion {recorded} was created in Python: pass the same one as criterion=...")
     return criterion or recorded
-
-
-def _recorded_train(rebuilt: Replayer) -> Any:
-    """The data that the run's criterion learned from, read again."""
-    if rebuilt.origin is None:
-        raise UsageError("the run's criterion learned from training data that cannot be read again: pass train=...")
-    return rebuilt.origin.read_train()
 
 
 def _with_rivals(policy: Policy, rivals: Iterable[AnyTarget | nn.Module]) -> Policy:

@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from themis.campaign.criterion import CampaignCriterion
 from themis.campaign.interrupt import Terminated
 from themis.campaign.recorder import Recorder
-from themis.campaign.setup import Setup, describe_start
+from themis.campaign.setup import CampaignCriterion, Setup, describe_start
 from themis.campaign.state import PartialRound, State
 from themis.judge import JUDGES
 from themis.judge.calibration import Calibration, calibration_error, sum_gaps

@@ -1,4 +1,4 @@
-"""The driver of a campaign whose inputs and tests run in workers: hands out chunks, and merges them in their order.
+"""A campaign whose inputs and tests run in workers, which hold the model; the driver merges what they send in order.
 
 Chunks have the same tests whatever the number of workers, and results are taken in the order of the chunks. The sums
 of a chunk stay in its worker until `gather` asks for them: each worker then sends one sum of all that it has.
@@ -15,19 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from themis.campaign.setup import CampaignPlan, MakeMeasurer, TestedModel, read_tested
-from themis.campaign.worker import (
-    Array,
-    ChunkOfTests,
-    ChunkWorker,
-    CleanAnswers,
-    MeasuredChunk,
-    SweptChunk,
-    array_of,
-    tensor_of,
-)
 from themis.compute.cluster import RayExecutor, connected
 from themis.compute.worker_pool import RayPool
 from themis.data.seeds import Seeds
@@ -35,21 +26,172 @@ from themis.errors import DataError, UsageError
 from themis.measure.calculator import Calculator, GradedChunk, Limits
 from themis.measure.fold import Objective
 from themis.measure.moments import Accumulator, Moments
-from themis.measure.runner import LocalMeasurer, Measurement, Portion, Upcoming
-from themis.measure.sweep import SWEEP, take_sweep
-from themis.measure.tests import FaultDetails, Ints, Results, Tests
+from themis.measure.runner import LocalMeasurer, Measurement, Portion, TestRunner, Upcoming
+from themis.measure.sweep import SWEEP, sweep_chunk, take_sweep
+from themis.measure.tests import FaultDetails, Ints, Tests
+from themis.oracle import Oracle, choose_oracle
 from themis.perturb import Perturbation
 from themis.progress import advance, step
 from themis.runs.source import Origin
 from themis.search import Policy
+from themis.search.kinds import MARGIN_ASCENT
 from themis.settings import Settings
 from themis.target.activations import Layer
 from themis.target.blackbox import BlackBox
 from themis.target.fingerprint import hash_tensors
 from themis.target.target import AnyTarget
 
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class SweptChunk:
+    """What a worker returns of a chunk of clean inputs."""
+
+    outputs: Array
+    sums: Array
+    shift: Array | None
+    chunk: int
+
+
+@dataclass(frozen=True)
+class CleanAnswers:
+    """What the driver knows after the clean sweep, and workers need for tests."""
+
+    oracle: Oracle
+    outputs: Array
+    has_gradient: bool
+    panel: Array | None
+    """None if nothing is folded."""
+    scale: Array | None
+
+
+@dataclass(frozen=True)
+class ChunkOfTests:
+    """What a worker is given for a chunk of tests."""
+
+    number: int
+    stream: str
+    tests: Tests
+    objective: Ints | None
+    """The neurons whose sensitivity is raised by tests of that kind, if the tests have an objective."""
+    chunk: int
+    is_first: bool
+    """Whether its first test determines what is subtracted from all sensitivities of the stream."""
+    max_passes: int | None = None
+
+
+@dataclass(frozen=True)
+class MeasuredChunk:
+    """What a worker returns of a chunk of tests."""
+
+    measurement: Measurement
+    """With all tensors on the CPU."""
+    first: tuple[Array, Array] | None
+    """Of the first chunk of a stream: what is subtracted from sensitivities, and the sums of `D - shift` and of its
+    square `[2, neurons]`; the worker keeps those of other chunks."""
+    n_folded: int
+    own_passes: int
+
+
+class ChunkWorker:
+    """Runs chunks of clean inputs and of tests, and keeps the sums of tests until the driver takes them.
+
+    It holds the clean activations of the seeds that it has run; those it lacks are computed when a test needs them.
+    """
+
+    def __init__(
+        self, target: AnyTarget, seeds: Seeds, perturbation: Perturbation, layers: tuple[Layer, ...], limits: Limits
+    ) -> None:
+        self._open = ExitStack()
+        self._open.enter_context(target.opened())
+        self.calculator = Calculator(target, seeds, perturbation, choose_oracle(target.oracle), layers, limits)
+        self.calculator.allot_clean(self.calculator.device)
+        self._sums: dict[int, tuple[str, Tensor]] = {}
+        """By the number of the chunk: its stream, and the sums of `D - shift` and of its square `[2, neurons]`."""
+        self._runner: TestRunner | None = None
+        self._accumulators: dict[str, Accumulator] = {}
+        self._scale: Tensor | None = None
+
+    def begin_stream(self, stream: str, shift: Array) -> None:
+        """Take the shift of a stream, which its first chunk has determined."""
+        self._accumulator(stream).begin(tensor_of(shift), 1)
+
+    def sweep_chunk(self, stream: str, first: int, chunk: int) -> SweptChunk:
+        """Run a chunk of clean inputs."""
+        self.calculator.memory.shrink(chunk)
+        into = self._accumulator(stream, is_first=first == 0)
+        outputs = sweep_chunk(self.calculator, first, into)
+        shift = array_of(into.shift) if first == 0 else None
+        return SweptChunk(array_of(outputs), array_of(into.take_sums()), shift, self.calculator.chunk)
+
+    def begin_tests(self, perturbation: Perturbation, clean: CleanAnswers) -> None:
+        """Prepare for tests of a perturbation; what is left of other tests is dropped."""
+        calculator = self.calculator = self.calculator.under(perturbation)
+        self._sums, self._accumulators = {}, {}
+        calculator.has_gradient = clean.has_gradient
+        calculator.take_clean(tensor_of(clean.outputs).to(calculator.device), clean.oracle)
+        self._runner = None if clean.panel is None else TestRunner(calculator, tensor_of(clean.panel))
+        self._scale = None if clean.scale is None else tensor_of(clean.scale).to(calculator.device)
+
+    def measure(self, chunk: ChunkOfTests) -> MeasuredChunk:
+        """Run a chunk of tests."""
+        calculator, into = self.calculator, self._accumulator(chunk.stream, is_first=chunk.is_first)
+        calculator.memory.shrink(chunk.chunk)
+        before, objective = into.count, None
+        if chunk.objective is not None:
+            objective = Objective(tensor_of(chunk.objective).to(calculator.device), self._scale, MARGIN_ASCENT)
+        runner = self._runner = self._runner or TestRunner(calculator)
+        measurement = runner.measure(chunk.tests, into, objective, chunk.max_passes)
+        n_folded, panel, faults = into.count - before, measurement.panel, measurement.faults
+        first = None
+        if n_folded:
+            sums = into.take_sums()
+            if chunk.is_first:
+                first = array_of(into.shift), array_of(sums)
+            else:
+                self._sums[chunk.number] = chunk.stream, sums
+        sent = replace(
+            measurement,
+            faults=FaultDetails(faults.columns, faults.inputs.cpu(), faults.outputs.cpu()),
+            panel=panel and (panel[0].cpu(), panel[1].cpu()),
+        )
+        return MeasuredChunk(sent, first, n_folded, calculator.own_passes)
+
+    def grade(self, tests: Tests) -> list[Array | None]:
+        """A graded chunk of tests, as arrays; nothing is folded."""
+        return [None if each is None else array_of(each) for each in self.calculator.grade_chunk(tests)]
+
+    def take_sums(self, numbers: list[int], underway: list[int]) -> dict[str, tuple[Array, list[int]]]:
+        """The sums of those chunks that this worker has run, by stream, with their numbers; keeps others underway."""
+        taken: dict[str, tuple[Array, list[int]]] = {}
+        for number in numbers:
+            if number in self._sums:
+                stream, sums = self._sums.pop(number)
+                total, of_stream = taken.setdefault(stream, (np.zeros(sums.shape), []))
+                total += array_of(sums)
+                of_stream.append(number)
+        self._sums = {number: kept for number, kept in self._sums.items() if number in underway}
+        return taken
+
+    def _accumulator(self, stream: str, *, is_first: bool = False) -> Accumulator:
+        """The accumulator of a stream, without any test if the next chunk is the first of the stream."""
+        if is_first or stream not in self._accumulators:
+            self._accumulators[stream] = self.calculator.accumulator()
+        return self._accumulators[stream]
+
+
+def array_of(tensor: Tensor) -> Array:
+    """A tensor as it is sent."""
+    return np.asarray(tensor.detach().cpu())
+
+
+def tensor_of(array: Array) -> Tensor:
+    """A tensor of its own: arrays that Ray sends cannot be written to."""
+    return torch.from_numpy(array.copy())
+
+
 CLEAN = "clean"
-"""The stream of the clean inputs."""
 SPARE = 4
 """Chunks of uniform tests per worker that are handed out before their turn, for workers that would wait for others."""
 MOST_OWED = 16
@@ -132,7 +274,7 @@ class RemoteMeasurer:
         self._start(pending, upcoming)
         started = self._started.pop(int(pending.tests.number[0]))
         measured: MeasuredChunk = self.pool.result(started.call)
-        has_unfolded = measured.n_folded < int(measured.results.was_run.sum())  # some outputs were not finite
+        has_unfolded = measured.n_folded < int(measured.measurement.results.was_run.sum())  # others were not finite
         if has_unfolded and max_passes is not None:  # how many are folded depends on the passes that are left
             started = self._submit(pending.stream, started.chunk.tests, started.chunk.objective, into, max_passes)
             measured = self.pool.result(started.call)
@@ -142,14 +284,13 @@ class RemoteMeasurer:
             into.commit_sums(self._on_device(sums), measured.n_folded)
         elif measured.n_folded:
             into.count += measured.n_folded
-            self._owed[started.chunk.number] = replace(
-                started.chunk, tests=started.chunk.tests[: len(measured.results)]
-            )
+            tests = started.chunk.tests[: len(measured.measurement)]
+            self._owed[started.chunk.number] = replace(started.chunk, tests=tests)
             if len(self._owed) >= MOST_OWED * self.pool.n_workers:
                 self.gather()
-        calculator.memory.shrink(measured.chunk)
+        calculator.memory.shrink(measured.measurement.chunk)
         calculator.own_passes = max(calculator.own_passes, measured.own_passes)
-        return self._measurement(measured)
+        return self._received(measured.measurement)
 
     def gather(self) -> None:
         """Add the sums of all chunks that were taken; those of workers that have died are computed again."""
@@ -264,21 +405,16 @@ class RemoteMeasurer:
     def _on_device(self, array: Array) -> Tensor:
         return tensor_of(array).to(self.calculator.device)
 
-    def _measurement(self, measured: MeasuredChunk) -> Measurement:
-        """What a worker has measured, copied: a part of a message that stays in use would keep all of it in memory."""
-        device, panel = self.calculator.device, measured.panel
-        columns: dict[str, Any] = {name: value.copy() for name, value in measured.faults.items()}
-        inputs, outputs = (torch.from_numpy(columns.pop(name)) for name in ("inputs", "outputs"))
-        results: dict[str, Any] = {
-            name: None if value is None else value.copy() for name, value in vars(measured.results).items()
-        }
-        return Measurement(
-            Results(**results),
-            FaultDetails(columns, inputs, outputs),
-            None if panel is None else (tensor_of(panel[0]).to(device), tensor_of(panel[1]).to(device)),
-            measured.passes,
-            measured.chunk,
-            measured.pass_size,
+    def _received(self, sent: Measurement) -> Measurement:
+        """What a worker has measured; an array that stays in use would keep all of its message in memory, so copied."""
+        device, panel, faults = self.calculator.device, sent.panel, sent.faults
+        columns = {name: value.copy() for name, value in faults.columns.items()}
+        kept: dict[str, Any] = {name: value for name, value in vars(sent.results).items() if value is not None}
+        return replace(
+            sent,
+            results=replace(sent.results, **{name: value.copy() for name, value in kept.items()}),
+            faults=FaultDetails(columns, faults.inputs, faults.outputs),
+            panel=panel and (panel[0].to(device), panel[1].to(device)),
         )
 
 
@@ -308,10 +444,7 @@ def check_workers(executor: RayExecutor, target: AnyTarget, policy: Policy, sett
 
 @contextmanager
 def start_workers(executor: RayExecutor | None, tested: TestedModel, plan: CampaignPlan) -> Iterator[MakeMeasurer]:
-    """What runs the inputs and tests of a campaign: this process, or a pool of workers that ends with the block.
-
-    The target must not be open yet.
-    """
+    """What runs the tests of a campaign, whose target is not open yet: this process, or workers in this block."""
     if executor is None:
         yield LocalMeasurer
         return

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from themis.campaign.criterion import CampaignCriterion, prepare_criterion
 from themis.campaign.loop import has_finished, run_campaign
 from themis.campaign.recorder import Callbacks, Recorder
 from themis.campaign.remote import check_workers, start_workers
 from themis.campaign.setup import (
+    CampaignCriterion,
     CampaignPlan,
     CleanSweep,
     MakeMeasurer,
@@ -23,9 +23,10 @@ from themis.campaign.setup import (
     TestedModel,
     check_classes,
     prepare,
+    prepare_criterion,
     sweep_clean,
 )
-from themis.campaign.state import Clock, State, saved_chunks
+from themis.campaign.state import Clock, State
 from themis.compute.cluster import RayExecutor
 from themis.criteria.criterion import Criterion
 from themis.data.seeds import Seeds, read_seeds
@@ -136,10 +137,10 @@ class CampaignSeries:
             with closing(Writer(path)) as store:
                 run = self.run(plan, store, callbacks)
         else:
-            with open_stored(path) as stored:
-                plan = _as_recorded(plan, stored.run)
-                self.check_same(plan, stored.run, None if self.sweep is None else self.sweep.calculator.clean.oracle)
-                run = self.resume(plan, stored, callbacks, signs=signs)
+            with open_stored(path) as (stored, store):
+                plan = _as_recorded(plan, stored)
+                self.check_same(plan, stored, None if self.sweep is None else self.sweep.calculator.clean.oracle)
+                run = self.resume(plan, stored, store, callbacks, signs=signs)
         return run
 
     def _continue(
@@ -160,13 +161,12 @@ class CampaignSeries:
         self.remembered[path] = replace(campaign, seconds=run.seconds)
         return replace(run, folder=path)
 
-    def resume(self, plan: CampaignPlan, stored: StoredCampaign, callbacks: Callbacks, *, signs: bool) -> Run:
+    def resume(self, plan: CampaignPlan, run: Reader, store: Writer, callbacks: Callbacks, *, signs: bool) -> Run:
         """Continue a stored campaign, which `check_same` has accepted, from its last checkpoint.
 
         One that has ended is left as it is, unless a limit was raised. signs: whether the code that its folder names
         may run, so that the folder is signed again.
         """
-        run, store = stored.run, stored.store
         criterion = self._criterion(plan)
         record = self._record(plan, criterion, run.record["environment"])
         for name, subject, error in LEARNED:
@@ -204,16 +204,18 @@ class CampaignSeries:
         self, plan: CampaignPlan, criterion: CampaignCriterion | None, environment: dict[str, Any]
     ) -> dict[str, Any]:
         """What a run folder records before the first test."""
-        seeds, settings = self.tested.seeds, plan.settings
+        seeds, settings, weights = self.tested.seeds, plan.settings, {}
         fitted = plan.perturbation.fitted(tuple(seeds.shape[1:]))
         is_object = criterion is not None and isinstance(settings.criterion, Criterion)
+        if settings.seed_weights is not None:
+            weights["weights"] = torch.from_numpy(read_seed_weights(settings.seed_weights, seeds))
         return {
             **describe_run(settings, self.tested.origin, fitted, environment),
             **_describe_features(plan.perturbation, seeds),
             "train_sha256": None if self.train is None else hash_seeds(read_seeds(self.train, settings.train_inputs)),
             "criterion_sha256": hash_tensors(criterion.criterion.learnt) if criterion and is_object else None,
             "rivals_sha256": [rival.fingerprint() for rival in plan.policy.rivals],
-            **_describe_weights(settings.seed_weights, seeds),
+            **({"seed_weights_sha256": hash_tensors(weights)} if weights else {}),
         }
 
     def _prepare(
@@ -226,7 +228,7 @@ class CampaignSeries:
         """The setup of a campaign, with as many tests per forward pass as when the checkpoint was taken."""
         sweep, chunk, wide_chunk = self.sweep, None, None
         if checkpoint is not None:
-            chunk, wide_chunk = saved_chunks(checkpoint)
+            chunk, wide_chunk = int(checkpoint.values["chunk"]), checkpoint.values.get("wide_chunk")  # see `Graphs`
         if sweep is None or chunk not in (None, sweep.calculator.chunk):  # memory may have run out in another process
             sweep = self._sweep(plan, criterion, chunk)
         else:
@@ -263,20 +265,12 @@ class CampaignSeries:
             check_same_tests(run, target, seeds, plan.perturbation, oracle)
 
 
-@dataclass(frozen=True)
-class StoredCampaign:
-    """A run folder that is open to be resumed."""
-
-    run: Reader
-    store: Writer
-
-
 @contextmanager
-def open_stored(path: str | Path) -> Iterator[StoredCampaign]:
+def open_stored(path: str | Path) -> Iterator[tuple[Reader, Writer]]:
     """Open a run folder to resume its campaign; no other process can resume it meanwhile."""
     Reader(path, is_brief=True).close()  # refuses a folder without a run
     with closing(Writer(path)) as store, closing(Reader(path, is_brief=True)) as run:
-        yield StoredCampaign(run, store)
+        yield run, store
 
 
 @contextmanager
@@ -288,10 +282,7 @@ def open_series(
     n_threads: int | None = None,
     train: Any = None,
 ) -> Iterator[CampaignSeries]:
-    """Open the target, the rivals and the workers of campaigns.
-
-    plan: the only campaign, or one of them. n_threads: those of the run that is resumed.
-    """
+    """Open the target, the rivals and the workers of campaigns like `plan`, with the threads of a run to resume."""
     target, seeds, _, origin, _ = tested
     ledger_of(target, None if origin is None else origin.weights_path()).warn(seeds)
     if executor is not None:
@@ -360,11 +351,3 @@ def _describe_features(perturbation: Perturbation, seeds: Seeds) -> dict[str, An
         "feature_axes": axes,
         **coding,
     }
-
-
-def _describe_weights(seed_weights: str | None, seeds: Seeds) -> dict[str, str]:
-    """The hash of the weights of the seeds, if there are any."""
-    if seed_weights is None:
-        return {}
-    weights = torch.from_numpy(read_seed_weights(seed_weights, seeds))
-    return {"seed_weights_sha256": hash_tensors({"weights": weights})}

@@ -1,4 +1,4 @@
-"""What never changes in a campaign, and preparing it: the clean sweep and everything that follows from it."""
+"""What never changes in a campaign, and preparing it: the criterion, the clean sweep and all that follows from it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from themis.campaign.criterion import CampaignCriterion
-from themis.criteria.view import View
+from themis.criteria.criterion import Criterion
+from themis.criteria.names import choose_criterion
+from themis.criteria.view import View, fit_to
 from themis.data.features import Features
 from themis.data.groups import read_groups
 from themis.data.seeds import Seeds, class_numbers, read_seeds
@@ -41,18 +42,95 @@ from themis.runs.source import Origin
 from themis.search import Policy, Space
 from themis.search.policy import UNIFORM_STREAM
 from themis.settings import Settings
+from themis.target import diagnose
+from themis.target.against import Against
 from themis.target.alignment import align_seeds, align_target
 from themis.target.blackbox import as_target
-from themis.target.diagnose import (
-    warn_of_chance,
-    warn_of_changes,
-    warn_of_missing_normalisation,
-    warn_of_normalisation,
-    warn_of_unequal_ranges,
-    warn_of_unused_outputs,
-)
 from themis.target.target import AnyTarget
 from themis.target.traits import is_differentiable
+
+
+@dataclass(frozen=True)
+class CampaignCriterion:
+    """A criterion that is ready to be updated with a campaign's tests."""
+
+    criterion: Criterion
+    name: str
+    """As the user writes it."""
+    leads: bool
+    """Whether the policy follows it; then the coverage goal and the plateau refer to it."""
+    source: str | None
+    """What it learned from; None if it learns nothing or was fitted already."""
+    n_inputs: int
+
+    def describe(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "name": self.name,
+            "leads": self.leads,
+            "is_share": self.criterion.laws.bounded,
+            "source": self.source,
+            "inputs": self.n_inputs,
+        }
+
+
+def prepare_criterion(
+    settings: Settings, policy: Policy, target: AnyTarget, seeds: Seeds, train: Any
+) -> CampaignCriterion | None:
+    """The criterion that the settings name, fitted to training data or else to the seeds' clean inputs."""
+    chosen = None if settings.criterion is None else choose_campaign_criterion(settings.criterion)
+    if isinstance(target, Against) and (chosen is not None or policy.is_guided or policy.takes_rivals):
+        raise UsageError(
+            "a model that is tested against a reference must have neither a criterion nor a policy that follows one, "
+            f"got policy {settings.policy!r} and criterion {settings.criterion!r}: leave them out"
+        )
+    own = policy.own_criterion(target, seeds, chosen)
+    if own is not None:
+        return CampaignCriterion(own, str(own), True, None, 0)
+    if chosen is None:
+        if policy.is_guided:
+            missing = f"policy {settings.policy!r} follows a criterion, got none"
+        elif train is not None:
+            missing = "train is data that a criterion learns from, got no criterion"
+        else:
+            return None
+        raise UsageError(f"{missing}: pass criterion=..., for example kmnc")
+    name = settings.criterion if isinstance(settings.criterion, str) else str(chosen)
+    own, leads = chosen.fresh(), policy.is_guided  # the caller's object stays unchanged
+    if chosen.learnt:
+        if train is not None:
+            raise UsageError(
+                f"{chosen} is fitted already, train would change nothing: leave it out, or pass {chosen!r}"
+            )
+        return CampaignCriterion(own, name, leads, None, 0)
+    data = seeds
+    try:
+        if train is not None:
+            data = read_seeds(train, settings.train_inputs)
+        if data.shape[1:] != seeds.shape[1:]:
+            raise DataError(
+                f"its inputs must have the seeds' shape {list(seeds.shape[1:])}, got {list(data.shape[1:])}"
+            )
+        with step("fitting the criterion"):
+            fit_to(own, target, data)
+    except DataError as error:
+        if train is None:
+            raise
+        raise DataError(f"training data: {error}") from error
+    source = None if not chosen.learns else "the seeds" if train is None else "training data"
+    return CampaignCriterion(own, name, leads, source, len(data))
+
+
+def choose_campaign_criterion(criterion: str | Criterion) -> Criterion:
+    """The criterion with this name, or the given one, if a campaign can use it."""
+    chosen = choose_criterion(criterion)
+    if not chosen.can_guide:
+        raise UsageError(
+            f"{chosen.name} cannot be used in a campaign: it reads contributions, and a campaign provides activations; "
+            "use it in a loop of your own, or choose another criterion"
+        )
+    return chosen
+
 
 REMEMBERED = 4
 """Portions of uniform tests that are remembered."""
@@ -140,7 +218,6 @@ class CleanSweep:
     """It has the clean outputs and activations; campaigns get copies of it for their perturbation."""
     measurer: Measurer
     moments: Moments
-    """Of the clean activations."""
     constant: str | None
     """See `Setup.constant`."""
     has_gradient: bool
@@ -161,10 +238,7 @@ def sweep_clean(
     chunk: int | None,
     make_measurer: MakeMeasurer,
 ) -> CleanSweep:
-    """Trace the open target and run every clean input once.
-
-    `chunk` is the number of tests per forward pass if an earlier campaign has determined it.
-    """
+    """Trace the open target and run every clean input once, in passes of `chunk` if that was determined before."""
     limits = Limits.of(plan.settings, target.device, chunk)
     calculator = Calculator.trace(target, seeds, plan.perturbation, choose_oracle(target.oracle), limits)
     view = None
@@ -173,12 +247,14 @@ def sweep_clean(
         calculator.observer = view
     measurer = make_measurer(calculator)
     moments = measurer.sweep()
-    warn_of_changes(target)
+    diagnose.warn_of_changes(target)
     with step("running the model on the first inputs again"):
         check_repeats(calculator)
-        warn_of_normalisation(target, seeds.shape[1:])
+        diagnose.warn_of_normalisation(target, seeds.shape[1:])
         clean = calculator.clean
-        calculator.passes += warn_of_missing_normalisation(target, seeds, clean.outputs, clean.labels, calculator.chunk)
+        calculator.passes += diagnose.warn_of_missing_normalisation(
+            target, seeds, clean.outputs, clean.labels, calculator.chunk
+        )
         warn_of_batch_dependence(calculator)
     constant = find_constant(clean.oracle, clean.outputs, clean.labels)
     _warn_of_guesses(calculator, constant)
@@ -197,7 +273,7 @@ def _warn_of_guesses(calculator: Calculator, constant: str | None) -> None:
     """Warn of a model that is no better than a constant answer or chance on the clean inputs."""
     oracle, outputs, labels = calculator.clean.oracle, calculator.clean.outputs, calculator.clean.labels
     is_classifier = outputs.ndim == 2 and oracle.spec() in ("wrong", "changed")
-    is_explained = is_classifier and warn_of_unused_outputs(outputs, labels)
+    is_explained = is_classifier and diagnose.warn_of_unused_outputs(outputs, labels)
     if constant is not None:
         warn(
             f"{constant}, so that a low fault rate says nothing, and limits on it fail: check the weights, the "
@@ -211,7 +287,7 @@ def _warn_of_guesses(calculator: Calculator, constant: str | None) -> None:
             "numbers: pass oracle='regression' (--oracle regression) if they are, or oracle='changed' if they are not"
         )
     elif constant is None and is_classifier and not is_explained and labels is not None:
-        warn_of_chance(oracle.grade(outputs, labels).get("accuracy"), len(calculator.seeds), outputs.shape[1])
+        diagnose.warn_of_chance(oracle.grade(outputs, labels).get("accuracy"), len(calculator.seeds), outputs.shape[1])
 
 
 def prepare(
@@ -225,7 +301,7 @@ def prepare(
     if slight is not None:
         warn(f"{slight}: raise the magnitude, or widen the range of theta, as in gaussian_blur(sigma=0:0.2)")
     if perturbation.inputs == "any" and perturbation.family != "own" and isinstance(seeds.inputs, Tensor):
-        warn_of_unequal_ranges(perturbation.name, seeds.inputs, calculator.target.bounds)
+        diagnose.warn_of_unequal_ranges(perturbation.name, seeds.inputs, calculator.target.bounds)
     _decide_gradient(calculator, policy, sweep.has_gradient)
     panel_neurons = choose_panel(calculator.n_neurons, random_seed=settings.random_seed)
     scale = relative_scale(sweep.moments, calculator.layers) if settings.scale == "relative" else None
@@ -243,6 +319,9 @@ def prepare(
         weight[:] = 0.0
         weight[space.seeds] = space.seed_weight
     sliced = SlicedSeeds(facts.seed_id, class_of_seeds(calculator), weight)
+    metadata, columns = None if seeds.datums is None else seeds.datums.metadata, []
+    if settings.decide is None:
+        columns = sliced.columns(settings.slice_by, seeds.classes, metadata)
 
     @lru_cache(maxsize=REMEMBERED)
     def uniform_tests(first: int, place: int, n: int) -> Tests:
@@ -266,7 +345,7 @@ def prepare(
         uniform_tests=uniform_tests,
         facts=facts,
         sliced=sliced,
-        columns=_slice_columns(sliced, seeds, settings.slice_by) if settings.decide is None else [],
+        columns=columns,
         slight=slight,
         constant=sweep.constant,
         covers_neurons=covers_neurons([layer.name for layer in calculator.layers], settings.preset),
@@ -393,11 +472,6 @@ def _search_space(
         gradient_cost,
     )
     return replace(space, seed_weight=weights, in_turn=settings.decide is not None)
-
-
-def _slice_columns(sliced: SlicedSeeds, seeds: Seeds, slice_by: str | None) -> list[SliceColumn]:
-    metadata = None if seeds.datums is None else seeds.datums.metadata
-    return sliced.columns(slice_by, seeds.classes, metadata)
 
 
 def class_of_seeds(calculator: Calculator) -> Ints:

@@ -278,11 +278,6 @@ class State:
         self.clock.restore(tree["seconds"])
 
 
-def saved_chunks(checkpoint: Checkpoint) -> tuple[int, int | None]:
-    """The number of tests per forward pass when the checkpoint was taken, and that of wide ones, see `Graphs`."""
-    return int(checkpoint.values["chunk"]), checkpoint.values.get("wide_chunk")
-
-
 def _check_arrays(initial: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
     """Raise if saved arrays cannot have grown from those of the initial state: only their length grows."""
     for name, before in initial.items():

@@ -261,10 +261,7 @@ def _printed_log(name: str) -> Iterator[None]:
 
 @contextmanager
 def _printed_steps(name: str) -> Iterator[None]:
-    """Print on stderr what runs and how far it is, once it has taken long, and then ever more rarely.
-
-    It is printed by a thread: the step itself may be a pass of a model that never ends.
-    """
+    """Print on stderr, from a thread, what runs and how far it is, once it has taken long, then ever more rarely."""
     from threading import Event, Thread
 
     from themis.progress import Step, shown_by

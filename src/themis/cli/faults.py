@@ -25,9 +25,9 @@ from typing import Any
 from themis.cli import DONE
 from themis.cli.options import FORCE_HELP, CommandLine, Parser, add_option, check_file, convert
 from themis.errors import UsageError, nearest
-from themis.report.names import class_names, feature_names, task_of
+from themis.report.names import feature_names
 from themis.runs.fault import COLUMNS, Fault, show_outcome
-from themis.runs.store.export import FORMATS, export, json_text
+from themis.runs.store.export import FOLDERS, FORMATS, export, json_text
 from themis.runs.store.files import fresh_file
 from themis.runs.store.reader import Reader, Selection, check_condition
 from themis.runs.store.schema import TENSORS_COLUMN, read_signature
@@ -54,8 +54,6 @@ STREAMS = ("uniform", "search")
 N_SHOWN, N_DRAWN = 20, 12
 HEADERS = {"seed_id": "seed", "clean_answer": "clean", "clean_value": "clean value", "tensors": "kept"}
 TEXTS = ("stream", "kind", "kept")
-FOLDERS = ("pictures", "fiftyone")
-"""Formats that are folders, and written before a colon."""
 INTERNAL = ("id", "position", "chunk")
 """Columns that matter only to a replay."""
 
@@ -150,7 +148,7 @@ def _list(run: Reader, selection: Selection) -> None:
     print_text(_describe_state(run, selection.count(run), len(rows)))
     if not rows:
         return
-    task, classes = task_of(run), class_names(run)
+    task, classes = run.task, run.classes
     finite = [row for row in rows if row["answer"] >= 0]
 
     def used(*names: str) -> list[str]:
@@ -201,7 +199,7 @@ def _describe(run: Reader, values: dict[str, Any]) -> str:
     """The details of one fault, each with what it means."""
     shares = sorted(zip(read_signature(values["signature"]), run.layers, strict=True), reverse=True)
     values["signature"] = ", ".join(f"{layer} {share:.1%}" for share, layer in shares[:5])
-    answer, words = values["answer"], show_outcome(task_of(run), values["answer"], class_names(run))
+    answer, words = values["answer"], show_outcome(run.task, values["answer"], run.classes)
     if words != str(answer):
         values["answer"] = words if answer < 0 else f"{answer}, {words}"
     if not run.record.get("start", {}).get("criterion"):
@@ -238,7 +236,10 @@ def _describe_changes(run: Reader, id: int) -> list[str]:
 def _export(run: Reader, selection: Selection, name: str, replaces: bool) -> str:
     kind, _, folder = name.partition(":")
     if kind in FOLDERS and folder:
-        return _export_folder(run, selection, kind, Path(folder))
+        n, n_matching = FOLDERS[kind](run, selection, Path(folder)), selection.count(run)
+        is_part = n < min(n_matching, selection.limit or n_matching)
+        left_out = "; the inputs of the others were not kept" if is_part else ""
+        return f"Wrote the pictures of {n:,} of {counted(n_matching, 'fault')} to {folder}{left_out}"
     path = Path(name)
     if not path.suffix:
         raise UsageError(
@@ -250,15 +251,6 @@ def _export(run: Reader, selection: Selection, name: str, replaces: bool) -> str
         return _draw(run, selection, path, replaces)
     n = export(run, selection.rows(run), path, replaces=replaces)
     return f"Wrote {counted(n, 'fault')} to {path}"
-
-
-def _export_folder(run: Reader, selection: Selection, kind: str, folder: Path) -> str:
-    from themis.report import folders
-
-    write = folders.write_fiftyone if kind == "fiftyone" else folders.write_pictures
-    n, n_matching = write(run, selection, folder), selection.count(run)
-    left_out = "; the inputs of the others were not kept" if n < min(n_matching, selection.limit or n_matching) else ""
-    return f"Wrote the pictures of {n:,} of {counted(n_matching, 'fault')} to {folder}{left_out}"
 
 
 def _draw(run: Reader, selection: Selection, path: Path, replaces: bool) -> str:

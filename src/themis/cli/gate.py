@@ -192,10 +192,7 @@ def check(
     errors: CorruptionErrors | None = None,
     given: Mapping[str, Any] | None = None,
 ) -> GateResults:
-    """Check a run or a suite against the gates, and record the results in its folder.
-
-    errors: those that mCE is made of. given: options that say where the model of a suite is now.
-    """
+    """Check a run or a suite, and record the results; `errors`: of mCE, `given`: where its model is."""
     from themis.report.gates.gates import check_gates, check_mce, check_suite_gates, open_baseline
     from themis.runs.replay import read_run
     from themis.suites.result import SuiteRun
@@ -252,10 +249,7 @@ def write_files(results: GateResults, arguments: CommandLine) -> None:
 
 
 def print_results(results: GateResults | None, arguments: CommandLine) -> int:
-    """Print the gates of a run, a table of those of a suite, or with --quiet those that failed; returns the exit code.
-
-    None stands for a campaign without gates.
-    """
+    """Print the gates, a table for a suite, with --quiet those that failed; return the exit code."""
     if results is None:
         return DONE
     if getattr(arguments, "quiet", False) and not arguments.json:

@@ -98,10 +98,7 @@ def add_fields(
     shows_default: bool = True,
     defaults: Mapping[str, Any] | None = None,
 ) -> None:
-    """Add a flag for every field defined with `themis.options.option`, or only for the fields named in `only`.
-
-    defaults: those that differ from the defaults of the fields.
-    """
+    """Add a flag for every field, or those in `only`, defined with `themis.options.option`; `defaults`: if others."""
     hints = get_type_hints(kind)
     for field in fields(kind):
         if "help" in field.metadata and (only is None or field.name in only):
@@ -163,7 +160,6 @@ class CommandLine(argparse.Namespace):
     from_config: set[str]
     """The names of the options that the file sets and no flag overrides."""
     words: list[str]
-    """The command line itself."""
 
     @property
     def is_silent(self) -> bool:
@@ -352,7 +348,6 @@ class Kind(NamedTuple):
     types: list[str]
     """What a file may give, as a JSON Schema says it; a list may also be written as the text `a,b`."""
     more: Mapping[str, Any] = MappingProxyType({})
-    """The rest of the schema."""
 
 
 _NUMBERS, _INTEGERS, _TEXTS = ({"items": {"type": kind}} for kind in ("number", "integer", ["string", "number"]))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
+from itertools import chain, count
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -114,10 +115,7 @@ def finish(
     gates: Gates | None = None,
     writes_report: bool = True,
 ) -> int:
-    """Write the report, check the gates and print where the results are; returns the exit code.
-
-    out: the folder of the run or the suite, as the user wrote it.
-    """
+    """Write the report, check the gates, print where the results are (`out`), and return the exit code."""
     from themis.suites.result import SuiteRun
 
     if isinstance(result, SuiteRun):
@@ -187,8 +185,5 @@ def new_folder(prefix: str = "") -> Path:
 
 def unused_path(path: Path) -> Path:
     """`path`, or the first of path-2, path-3, ... that does not exist."""
-    candidate, number = path, 1
-    while candidate.exists():
-        number += 1
-        candidate = path.with_name(f"{path.name}-{number}")
-    return candidate
+    candidates = chain([path], (path.with_name(f"{path.name}-{number}") for number in count(2)))
+    return next(candidate for candidate in candidates if not candidate.exists())

@@ -18,7 +18,7 @@ from themis.cli.faults import named_faults
 from themis.cli.options import FORCE_HELP, CommandLine, Parser, check_file
 from themis.cli.source import REPLAY_OPTIONS, add_overrides, rebuild
 from themis.runs.fault import Fault, Replay
-from themis.runs.store.files import fresh_file
+from themis.runs.store.files import fresh_file, json_safe
 from themis.runs.store.reader import Reader
 from themis.text import print_json, print_text
 
@@ -49,8 +49,7 @@ def execute(arguments: CommandLine) -> int:
             if not arguments.json:
                 print_text(_describe(fault, replay, bool(replayer.perturbation.passes)), flush=True)
         if arguments.json:
-            objects = [_as_object(*pair) for pair in replays]
-            print_json({"faults": objects, "changes": replayer.changes})
+            print_json(json_safe({"faults": [_as_object(*pair) for pair in replays], "changes": replayer.changes}))
         else:
             print_text(_conclude(replays, replayer.changes))
         if out is not None:
@@ -59,9 +58,8 @@ def execute(arguments: CommandLine) -> int:
 
 
 def _describe(fault: Fault, replay: Replay, is_attack: bool) -> str:
-    from themis.runs.display.fault import describe_test
+    from themis.runs.display.fault import describe_test, describe_theta
 
-    theta = ", ".join(f"{name} {value:.4g}" for name, value in fault.theta.items())
     recorded, now = (describe_test(fault, test) for test in (fault, replay))
     clean = fault.clean_answer if fault.clean_value is None else f"{fault.clean_value:.6g}"
     answers = f"recorded {recorded}, now {now}" if clean is None else f"clean {clean}, recorded {recorded}, now {now}"
@@ -74,7 +72,7 @@ def _describe(fault: Fault, replay: Replay, is_attack: bool) -> str:
     note = "; the model was given the recorded one" if is_attack and replay.input_gap else ""
     return "\n".join(
         [
-            f"fault {fault.id}: seed {fault.seed_id}, {fault.perturbation} with {theta}",
+            f"fault {fault.id}: seed {fault.seed_id}, {fault.perturbation} with {describe_theta(fault)}",
             f"  answer  {answers}: {verdict}",
             f"  input   {_describe_gap(replay.input_gap)}{note}",
             f"  output  {_describe_gap(replay.output_gap)}",
@@ -99,20 +97,18 @@ def _conclude(replays: list[tuple[Fault, Replay]], changes: list[str]) -> str:
 
 
 def _as_object(fault: Fault, replay: Replay) -> dict[str, Any]:
-    """Plain data; a number that JSON cannot represent is null."""
+    answers = {
+        name: {figure: getattr(test, figure) for figure in ("answer", "value", "confidence")}
+        for name, test in (("recorded", fault), ("now", replay))
+    }
     return {
         **{name: getattr(fault, name) for name in FIELDS},
-        "recorded": {"answer": fault.answer, "value": fault.value, "confidence": _finite(fault.confidence)},
-        "now": {"answer": replay.answer, "value": replay.value, "confidence": _finite(replay.confidence)},
+        **answers,
         "is_fault": replay.is_fault,
         "is_same": replay.is_same,
-        "input": {"is_kept": replay.input_gap is not None, "gap": _finite(replay.input_gap)},
-        "output": {"is_kept": replay.output_gap is not None, "gap": _finite(replay.output_gap)},
+        "input": {"is_kept": replay.input_gap is not None, "gap": replay.input_gap},
+        "output": {"is_kept": replay.output_gap is not None, "gap": replay.output_gap},
     }
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _write(run: Reader, replays: list[tuple[Fault, Replay]], path: Path, is_forced: bool) -> None:

@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING
 
 from themis.cli.gate import add_gates, add_mce, check_mce_options, read_gates
 from themis.cli.options import CommandLine, Parser, add_fields, fields_of
-from themis.cli.output import (
-    add_campaign_output,
-    add_track,
-    finish,
-    progress_callbacks,
-)
+from themis.cli.output import add_campaign_output, add_track, finish, progress_callbacks
 from themis.cli.run import LIMIT_OPTIONS
 from themis.cli.source import LOCATION_OPTIONS, add_executor, add_overrides, override_origin, read_executor
 from themis.errors import UsageError
@@ -62,25 +57,14 @@ def execute(arguments: CommandLine) -> int:
     limits = fields_of(Settings, arguments.given)
     callbacks = [*progress_callbacks(arguments), *trackers]
     summary = Path(arguments.run) / "summary.json"
-    before_resume = _version(summary)
+    before_resume = summary.read_bytes() if summary.exists() else None
     result = resume(
-        arguments.run,
-        origin=origin,
-        trust=arguments.trust or False,
-        callbacks=callbacks,
-        executor=executor,
-        **limits,
+        arguments.run, origin=origin, trust=arguments.trust or False, callbacks=callbacks, executor=executor, **limits
     )
-    is_unchanged = before_resume is not None and before_resume == _version(summary)
+    is_unchanged = before_resume is not None and summary.exists() and before_resume == summary.read_bytes()
     if is_unchanged and not arguments.is_silent:
         print_text(f"The run had already ended and was left unchanged: {_remedy(result)}")
     return finish(result, arguments, out=arguments.run, trackers=trackers, gates=gates, writes_report=not is_unchanged)
-
-
-def _version(file: Path) -> tuple[int, int] | None:
-    """What changes when a file is written; None if it does not exist."""
-    found = file.stat() if file.exists() else None
-    return None if found is None else (found.st_ino, found.st_mtime_ns)
 
 
 def _remedy(run: Run) -> str:

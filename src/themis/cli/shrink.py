@@ -20,7 +20,6 @@ from themis.cli.options import CommandLine, Parser, add_option
 from themis.cli.output import analysis_progress
 from themis.cli.source import REPLAY_OPTIONS, add_overrides, rebuild
 from themis.errors import UsageError
-from themis.report.names import class_names, task_of
 from themis.runs.fault import show_outcome
 from themis.runs.store.files import check_free, made_by, write_fresh
 from themis.runs.store.reader import Reader
@@ -109,7 +108,7 @@ def _print(shrunk: list[ShrunkFault], lost: list[int], replayer: Replayer) -> No
         print_text(f"{replayer.run.path} has no faults to shrink")
         return
 
-    task, classes = task_of(replayer.run), class_names(replayer.run)
+    task, classes = replayer.run.task, replayer.run.classes
     if shrunk:
         rows = [HEADERS, *(_row(fault, task, classes) for fault in shrunk)]
         print_columns(rows, [name == "change" for name in HEADERS])

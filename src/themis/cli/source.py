@@ -12,19 +12,10 @@ from typing import TYPE_CHECKING, Any
 from themis.cli.options import CommandLine, Parser, add_fields, add_option, read_config_file
 from themis.compute.cluster import RayExecutor, choose_executor
 from themis.errors import UsageError
+from themis.runs import trust
 from themis.runs.source import OPTIONS, Origin, recorded_origin
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import DATABASE, config
-from themis.runs.trust import (
-    CODE_OPTIONS,
-    Permission,
-    is_trusted,
-    names_code,
-    permit,
-    perturbation_code,
-    pickled_files,
-    why_not_ours,
-)
 from themis.settings import Settings
 
 if TYPE_CHECKING:
@@ -81,30 +72,30 @@ def check_config(arguments: CommandLine, path: Path) -> None:
 
     content = read_config_file(str(path))
     trusted = [] if "trust" in arguments.from_config else arguments.trust or []
-    if is_trusted(path, trusted) or is_trusted(folder, trusted):
+    if trust.is_trusted(path, trusted) or trust.is_trusted(folder, trusted):
         arguments.trust = [*trusted, *(content.get("trust") or ())]
         return
     problem, expected = "it holds no run", {}
     if (folder / DATABASE).is_file():
         with closing(Reader(folder)) as run:
-            problem, expected = why_not_ours(run.record), config(run.record)
+            problem, expected = trust.why_not_ours(run.record), config(run.record)
     if not problem and any(name not in expected or expected[name] != value for name, value in content.items()):
         problem = f"its {path.name} was changed since"
     values = {name: getattr(arguments, name, None) for name in arguments.from_config}
-    code = [phrase for name in CODE_OPTIONS if name in values for phrase in names_code(name, values[name])]
-    code += perturbation_code(str(values.get("perturb") or ""))
-    code += pickled_files(values.get("trust") or ())
-    own = [phrase for name in CODE_OPTIONS for phrase in names_code(name, getattr(arguments, name, None))]
+    code = [phrase for name in trust.CODE_OPTIONS if name in values for phrase in trust.names_code(name, values[name])]
+    code += trust.perturbation_code(str(values.get("perturb") or ""))
+    code += trust.pickled_files(values.get("trust") or ())
+    own = [phrase for name in trust.CODE_OPTIONS for phrase in trust.names_code(name, getattr(arguments, name, None))]
     if values.get("folder") and own:
         code.append(f"modules in {values['folder']!r}")
     known = {*OPTIONS, "perturb", *(field.name for field in fields(Settings))}
     code += [f"the option {name} of {path.name}" for name in sorted(arguments.from_config - known)]
-    Permission(str(folder), problem).require(code)
+    trust.Permission(str(folder), problem).require(code)
 
 
 def check_names(perturbation: str, settings: Settings) -> Perturbation:
     """Reject unknown names before the model and the data are loaded, which may take long; returns the perturbation."""
-    from themis.campaign.criterion import choose_campaign_criterion
+    from themis.campaign.setup import choose_campaign_criterion
     from themis.judge import choose_judge
     from themis.perturb import choose_perturbation
     from themis.search import choose_policy
@@ -125,15 +116,15 @@ def rebuild(run: Reader, given: Mapping[str, Any]) -> Replayer:
     """
     from themis.runs.replay import Replayer
 
-    trust = [os.path.abspath(path) for path in given.get("trust") or ()]
-    return Replayer(run, origin=override_origin(run, given), trust=trust)
+    trusted = [os.path.abspath(path) for path in given.get("trust") or ()]
+    return Replayer(run, origin=override_origin(run, given), trust=trusted)
 
 
 def override_origin(run: Reader | SuiteRun, given: Mapping[str, Any]) -> Origin | None:
     """The recorded origin of a run, with the values of the options in `REPLAY_OPTIONS` that the user has given."""
     changes = {name: given[name] for name in REPLAY_OPTIONS if name in given and name != "trust"}
     trusted = [os.path.abspath(path) for path in given.get("trust") or ()]
-    permission = permit(run.path, run.record, trusted)
+    permission = trust.permit(run.path, run.record, trusted)
     recorded = recorded_origin(run.record, permission)
     if not changes:
         return recorded
@@ -169,10 +160,7 @@ def add_executor(parser: Parser, *, workers: str | None = WORKERS_HELP) -> None:
 
 
 def read_executor(arguments: CommandLine, *, shares_workers: bool = False) -> RayExecutor | None:
-    """The executor that the options choose; None is the local one.
-
-    shares_workers: whether the local executor has workers too.
-    """
+    """The executor that is chosen, None for the local one; `shares_workers`: whether that has workers too."""
     if choose_executor(arguments.executor) is not None:
         n_workers = arguments.workers if "workers" in arguments.given else None
         n_workers = RayExecutor.workers if n_workers is None else n_workers

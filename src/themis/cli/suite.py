@@ -19,14 +19,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from themis.cli import DONE
-from themis.cli.gate import (
-    add_gates,
-    add_mce,
-    check_mce_options,
-    is_requested,
-    read_gates,
-)
+from themis.cli import DONE, gate
 from themis.cli.options import CommandLine, Parser, add_config, add_fields, add_option, as_yaml, fields_of
 from themis.cli.output import AUTO, add_track, add_verbosity, finish, new_folder
 from themis.cli.source import add_executor, named_origin, read_executor, require
@@ -60,8 +53,8 @@ def add_arguments(parser: Parser) -> None:
     of_members = {field.name for field in fields(Settings)} - NOT_OF_A_SUITE
     add_fields(campaign, Settings, only=of_members, defaults=MEMBER_DEFAULTS)
     add_executor(parser)
-    add_gates(parser)
-    add_mce(parser)
+    gate.add_gates(parser)
+    gate.add_mce(parser)
     output = parser.add_argument_group("output")
     text = "folder for the results, new or of the same suite; auto is runs/suite-DATE-TIME"
     add_option(output, "out", str, AUTO, text)
@@ -71,16 +64,16 @@ def add_arguments(parser: Parser) -> None:
 
 
 def execute(arguments: CommandLine) -> int:
-    from themis.suites.named import SUITES, choose_suite
+    from themis.suites.definition import SUITES, choose_suite
 
     options = fields_of(SuiteOptions, arguments.given)
     options |= {
         name: value for name, value in fields_of(Settings, arguments.given).items() if name not in NOT_OF_A_SUITE
     }
     suite_options, settings = read_options(options)
-    gates, executor = read_gates(arguments), read_executor(arguments)
-    check_mce_options(arguments, is_suite=True)
-    if is_requested(arguments, gates):
+    gates, executor = gate.read_gates(arguments), read_executor(arguments)
+    gate.check_mce_options(arguments, is_suite=True)
+    if gate.is_requested(arguments, gates):
         from themis.report.gates.gates import check_suite_ahead
 
         check_suite_ahead(gates, settings.uniform_share)
@@ -122,8 +115,7 @@ def execute(arguments: CommandLine) -> int:
 
 
 def _source(arguments: CommandLine) -> Any:
-    """The suite that the user names."""
-    from themis.suites.named import SUITES
+    from themis.suites.definition import SUITES
 
     if arguments.perturb and arguments.suite:
         raise UsageError(f"a suite and --perturb must not both be given, got {arguments.suite!r} too: choose one")
@@ -142,7 +134,7 @@ def _source(arguments: CommandLine) -> Any:
 def _describe_suite(source: Any, arguments: CommandLine) -> dict[str, Any]:
     """The suite for the data, or for pictures of 224 pixels if no data is named, without what is as by default."""
     from themis.data.seeds import read_seeds
-    from themis.suites.named import choose_suite
+    from themis.suites.definition import choose_suite
 
     is_named = arguments.data or arguments.zoo is not None
     shape = read_seeds(named_origin(arguments).read(), 1).shape[1:] if is_named else (3, 224, 224)

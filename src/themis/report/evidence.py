@@ -81,10 +81,7 @@ class Evidence:
 
 
 def write_evidence(run: str | Path, out: str | Path, *, most_pictures: int = MAX_PICTURES) -> Path:
-    """Write evidence about a run that has ended into a new folder, and return its path.
-
-    most_pictures: the number of faults that its report shows with their inputs.
-    """
+    """Write evidence about a run that has ended into a new folder, and return the path of the folder."""
     path = Path(out)
     if names := list_folder(path):
         raise refuse_folder(path, names, "")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from themis.errors import ThemisError
 from themis.reading import MAX_FEATURES, read_regular
-from themis.runs.fault import gives_answers, name_outcome
 from themis.runs.trust import why_not_ours
 
 if TYPE_CHECKING:
@@ -18,27 +17,6 @@ if TYPE_CHECKING:
 
     from themis.runs.store.reader import Reader
     from themis.runs.store.tensors import Tensors
-
-
-def task_of(run: Reader) -> str:
-    """The name of the oracle without its parameter: wrong, changed, regression, ..."""
-    return str(run.record.get("start", {}).get("oracle", "")).partition(":")[0]
-
-
-def class_names(run: Reader) -> list[str] | None:
-    """Class names in the order of the class indices, if the data had them."""
-    names: list[str] | None = run.record.get("start", {}).get("classes")
-    return names
-
-
-def outcome_names(task: str, outcomes: Iterable[int], classes: list[str] | None) -> dict[int, str]:
-    """A name for each of the outcomes."""
-    return {outcome: name_outcome(task, outcome, classes) for outcome in outcomes}
-
-
-def answer_names(task: str, answers: Iterable[int], classes: list[str] | None) -> dict[int, str]:
-    """A name for each of the answers to clean inputs, in tasks that have them."""
-    return outcome_names(task if gives_answers(task) else "wrong", answers, classes)
 
 
 def feature_names(run: Reader) -> list[str] | None:

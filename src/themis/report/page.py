@@ -7,7 +7,7 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from hashlib import sha256
 from html import escape
@@ -21,22 +21,18 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from themis.judge.decide import Decision
 from themis.reading import items, number, optional, read_json, record, text, whole
 from themis.report.gates.results import read_gates
 from themis.report.names import (
     FeatureChanges,
-    answer_names,
     as_text,
-    class_names,
     describe_settings,
     feature_changes,
     feature_names,
-    outcome_names,
     part_names,
     subject_of,
-    task_of,
 )
+from themis.runs import estimates
 from themis.runs.analysis.groups import group
 from themis.runs.analysis.review import read_review
 from themis.runs.display.fault import (
@@ -53,21 +49,9 @@ from themis.runs.display.fault import (
     with_boxes,
 )
 from themis.runs.display.text import CleanScores, Counts, describe_calibration, write_verdict
-from themis.runs.estimates import (
-    SensitivitySpread,
-    layer_sensitivity,
-    phase_seconds,
-    rates_by_theta,
-    read_progress,
-    stored_by_strength,
-    stored_calibration,
-    stored_slices,
-    strengths,
-    uniform_estimates,
-)
-from themis.runs.fault import PLAIN_COLUMNS
+from themis.runs.fault import PLAIN_COLUMNS, name_answer, name_outcome
 from themis.runs.run import Round, describe_profile, record_covers_neurons, worst_slices
-from themis.runs.store.files import REPLACE_REMEDY, check_free, write_fresh
+from themis.runs.store.files import REPLACE_REMEDY, check_free, json_safe, write_fresh
 from themis.runs.store.reader import TELLING_PLACE, TELLING_SCORE, Reader
 from themis.runs.store.schema import SIGNATURE_UNITS, theta_column
 from themis.runs.store.tensors import Tensors
@@ -100,51 +84,34 @@ class ReportView(SimpleNamespace):
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for `json.dumps`, as the script of the page reads it."""
-        plain: dict[str, Any] = plain_view(vars(self))
-        return plain
-
-
-def plain_view(value: Any) -> Any:
-    """Dataclasses, lists and dicts as plain data for JSON."""
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if isinstance(value, list | tuple):
-        return [plain_view(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): plain_view(item) for key, item in value.items()}
-    if not is_dataclass(value):
-        raise TypeError(f"a view must be made of plain data and dataclasses, got {type(value).__name__}")
-    return {field.name: plain_view(getattr(value, field.name)) for field in fields(value)}
+        return dict(json_safe(vars(self)))
 
 
 def read_view(run: Reader | str | Path, *, most_pictures: int = MAX_PICTURES) -> ReportView:
-    """Read everything that a report shows from an open run or a run folder.
-
-    most_pictures: the number of faults that are shown with their inputs.
-    """
+    """Read all that a report shows from a run, with the inputs of the first `most_pictures` faults."""
     if isinstance(run, str | Path):
         with closing(Reader(run, is_brief=True)) as opened:
             return read_view(opened, most_pictures=most_pictures)
     summary = run.summary()
     ended = summary or {}
     state = run.state(summary)
-    progress, rounds = read_progress(run), run.rounds()
-    start, task = run.record.get("start", {}), task_of(run)
+    progress, rounds = estimates.read_progress(run), run.rounds()
+    start, task, classes = run.start, run.task, run.classes
     last = rounds[-1] if rounds else None
     related = group(run.faults()) if state != "running" and run.count() else []
     faults = read_rows(run, {id: k for k, entry in enumerate(related) for id in entry.ids})
     kept = [k for k, is_kept in enumerate(faults.columns["kept"]) if is_kept]
     kept_ids, kept_seeds = ([column[k] for k in kept] for column in (faults.columns["id"], faults.columns["seed_id"]))
     matrix = answer_matrix(run)
-    slices = stored_slices(summary)
+    final = estimates.final_figures(summary)
+    slices, decision = final["slices"], final["decision"]
     named = chain(
         matrix["rows"], matrix["columns"], *(faults.columns[name] for name in ("answer", "clean_answer", "label"))
     )
     answers = sorted({answer for answer in named if isinstance(answer, int)})  # that the page may have to name
-    classes = class_names(run)
-    counts = _counts(run, last, start)
+    counts = _counts(run, last)
     is_weighted = run.record["settings"].get("seed_weights") is not None
-    estimates = uniform_estimates(summary, progress, rounds, is_weighted=is_weighted)
+    uniform = estimates.uniform_estimates(summary, progress, rounds, is_weighted=is_weighted)
     clean = CleanScores(*(start.get(f"clean_{field.name}") for field in fields(CleanScores)))
     perturbation, origin = run.record["perturbation"], run.record["origin"]
     if origin is not None and start:
@@ -167,42 +134,42 @@ def read_view(run: Reader | str | Path, *, most_pictures: int = MAX_PICTURES) ->
             task,
             counts,
             clean,
-            estimates.fault_rate,
+            uniform.fault_rate,
             constant=start.get("constant"),
             is_running=state == "running",
         ),
         stop=run.stop_sentence(summary, state),
-        decision=None if ended.get("decision") is None else Decision(**ended["decision"]).clause,  # with --decide
-        fault_rate=estimates.fault_rate,
+        decision=decision and decision.clause,  # with --decide
+        fault_rate=uniform.fault_rate,
         profile=describe_profile(run.record["theta"], run.record["settings"].get("seed_weights")),
         review=review and {"text": review.text, "counts": review.counts, **review.as_dict()},  # None without marks
         agreements=[str(agreement) for agreement in review.agreements] if review else [],
-        residual_risk=estimates.residual_risk,
+        residual_risk=uniform.residual_risk,
         reach=_reach(last),
         coverage=_coverage(ended, last),
         covers_neurons=record_covers_neurons(run.record),
         goal=run.record["settings"].get("coverage"),  # at which the campaign stops
         clean=clean,
         left_out=start.get("left_out"),  # why some seeds are not tested, in words
-        outcomes=outcome_names(task, answers, classes),  # of disturbed inputs
-        answers=answer_names(task, answers, classes),  # to clean inputs
+        outcomes={answer: name_outcome(task, answer, classes) for answer in answers},  # of disturbed inputs
+        answers={answer: name_answer(task, answer, classes) for answer in answers},  # to clean inputs
         faults=faults,
         gates=gates,  # None if there were none, or if the run has run more tests since
         next=advice,
         groups=[{"text": entry.text, "faults": len(entry), "seeds": entry.n_seeds} for entry in related],
         inputs=read_inputs(run, kept_ids, kept_seeds, most_pictures, feature_names(run)),
         matrix=matrix,
-        rates=rates_by_theta(run, progress),
-        strengths=stored_by_strength(summary),  # these two are empty before the campaign has ended
-        calibration=describe_calibration(stored_calibration(summary)),  # None in other tasks and before the end
+        rates=estimates.rates_by_theta(run, progress),
+        strengths=final["correct_by_strength"],
+        calibration=describe_calibration(final["calibration"]),
         slices=slices,
-        worst_slices=[rate.name for rate in worst_slices(slices, estimates.fault_rate)],
+        worst_slices=[rate.name for rate in worst_slices(slices, uniform.fault_rate)],
         has_dropped=bool(last and last.dropped),
         breaking=breaking_curve(run, counts.seeds),
         rounds=_rounds(rounds),
-        layers=_layers(run, last, layer_sensitivity(run, progress), faults.shares),
+        layers=_layers(run, last, estimates.layer_sensitivity(run, progress), faults.shares),
         normality=ended.get("normality"),
-        seconds=phase_seconds(summary, progress),
+        seconds=estimates.phase_seconds(summary, progress),
         kinds=ended.get("kinds", {}),  # tests and faults by kind of proposal
         criterion=ended.get("criterion"),
         config=describe_settings(origin, {"perturb": perturbation, **run.record["settings"]}),
@@ -212,32 +179,21 @@ def read_view(run: Reader | str | Path, *, most_pictures: int = MAX_PICTURES) ->
     )
 
 
-def _counts(run: Reader, last: Round | None, start: dict[str, Any]) -> Counts:
-    names = ("tests", "dropped", "passes", "faults", "distinct_faults", "failing_seeds")
-    totals: dict[str, int] = {name: getattr(last, name, 0) for name in names}
-    if run.count() > totals["faults"]:  # the current round has found more
-        counted = "count(*), count(DISTINCT seed_id || ':' || answer), count(DISTINCT seed_id)"
-        [(totals["faults"], totals["distinct_faults"], totals["failing_seeds"])] = run.select(counted, order="1")
-    return Counts(
-        **totals,
-        seeds=start.get("n_usable", 0),
-        seeds_given=start.get("n_seeds", 0),
-        neurons=start.get("n_neurons", 0),
-        layers=len(start.get("layers", ())),
-    )
+def _counts(run: Reader, last: Round | None) -> Counts:
+    counts = Counts.of(last, run.start)
+    if run.count() <= counts.faults:
+        return counts
+    counted = "count(*), count(DISTINCT seed_id || ':' || answer), count(DISTINCT seed_id)"
+    [totals] = run.select(counted, order="1")  # the current round has found more
+    return replace(counts, **dict(zip(("faults", "distinct_faults", "failing_seeds"), totals, strict=True)))
 
 
 def _coverage(summary: dict[str, Any], last: Round | None) -> dict[str, Any] | None:
     if last is None:
         return None
-    known = last.coverage
-    figures = {"sampled": known.sampled, "all": known.all, "forecast": known.forecast}
-    counts = {"dead": known.n_dead, "unseen": known.n_unseen}
-    return {
-        **figures,
-        **counts,
-        **{name: summary.get(f"coverage_{name}") for name in ("interval", "uniform", "caution")},
-    }
+    known, counts = last.coverage, {"dead": last.coverage.n_dead, "unseen": last.coverage.n_unseen}
+    at_end = {name: summary.get(f"coverage_{name}") for name in ("interval", "uniform", "caution")}
+    return {"sampled": known.sampled, "all": known.all, "forecast": known.forecast, **counts, **at_end}
 
 
 def _reach(last: Round | None) -> dict[str, Any] | None:
@@ -267,9 +223,8 @@ def _rounds(rounds: Sequence[Round]) -> list[dict[str, Any]]:
 
 
 def _layers(
-    run: Reader, last: Round | None, sensitivity: dict[str, SensitivitySpread], shares: Sequence[float]
+    run: Reader, last: Round | None, sensitivity: dict[str, estimates.SensitivitySpread], shares: Sequence[float]
 ) -> list[dict[str, Any]]:
-    layers = run.record.get("start", {}).get("layers", ())
     return [
         {
             "name": layer["name"],
@@ -278,7 +233,7 @@ def _layers(
             "sensitivity": sensitivity.get(layer["name"]),
             "share": shares[k] if k < len(shares) else None,
         }
-        for k, layer in enumerate(layers)
+        for k, layer in enumerate(run.start.get("layers", ()))
     ]
 
 
@@ -347,7 +302,7 @@ def read_rows(run: Reader, groups: Mapping[int, int], max_rows: int = MAX_ROWS) 
     strength, furthest, shares = np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros((0, 0))
     if rows:
         values = np.array([stored[name] for name in theta], dtype=np.float64).T
-        strength, furthest = strengths(values, run.record["theta"])
+        strength, furthest = estimates.strengths(values, run.record["theta"])
         shares = np.array([json.loads(signature) for signature in stored["signature"]]) / SIGNATURE_UNITS
     columns: dict[str, list[Any]] = {
         **{name: stored[name] for name in (*_INTEGERS, "kind")},
@@ -365,10 +320,7 @@ def read_rows(run: Reader, groups: Mapping[int, int], max_rows: int = MAX_ROWS) 
 
 
 def answer_matrix(run: Reader) -> dict[str, list[Any]]:
-    """How many distinct faults, and how many faults, turn which answer (row) into which (column).
-
-    None stands for faults without a clean answer.
-    """
+    """How many distinct faults and faults turn which clean answer (row, None for none) into which (column)."""
     counts = run.select(
         "clean_answer, answer, count(DISTINCT seed_id), count(*)", "1 GROUP BY clean_answer, answer", order="1, 2"
     )
@@ -433,7 +385,10 @@ def breaking_curve(run: Reader, n_seeds: int) -> dict[str, Any] | None:
 
     They are from the best source: a robustness curve, shrunk faults or faults as found. None without faults.
     """
-    shrunk = _read_shrunk(run)
+    problem = (
+        "must hold shrunk faults as JSON, but it is damaged ({}): remove it, and write it again with themis shrink"
+    )
+    shrunk = read_json(run.path / SHRUNK_FILE, _SHRUNK, problem) or {}  # by `themis shrink`, if it was run
     curve = shrunk.get("robustness")
     if curve:
         columns = (curve["strengths"], curve["share"], curve["low"], curve["high"])
@@ -466,22 +421,15 @@ def breaking_curve(run: Reader, n_seeds: int) -> dict[str, Any] | None:
 
 
 def _weakest(run: Reader) -> dict[int, float]:
-    """The smallest strength among the faults of each seed."""
     columns = ", ".join(["seed_id", *(theta_column(name) for name in run.theta)])
     weakest: dict[int, float] = {}
     for rows in run.batches(f"{columns} FROM faults ORDER BY id"):
         table = np.array(rows, dtype=np.float64)
-        for seed, strength in zip(table[:, 0].tolist(), strengths(table[:, 1:], run.record["theta"])[0], strict=True):
+        for seed, strength in zip(
+            table[:, 0].tolist(), estimates.strengths(table[:, 1:], run.record["theta"])[0], strict=True
+        ):
             weakest[int(seed)] = min(weakest.get(int(seed), np.inf), float(strength))
     return weakest
-
-
-def _read_shrunk(run: Reader) -> dict[str, Any]:
-    """What `themis shrink` wrote; empty if it was not run."""
-    problem = (
-        "must hold shrunk faults as JSON, but it is damaged ({}): remove it, and write it again with themis shrink"
-    )
-    return read_json(run.path / SHRUNK_FILE, _SHRUNK, problem) or {}
 
 
 def _thinned(points: list[list[float]]) -> list[list[float]]:
@@ -497,15 +445,11 @@ MAX_PICTURE_BYTES = 4 << 20
 STRIP_SIDE = 4 * MAX_PICTURE_SIDE
 """Pixels of the longer side of the frames of a clip, side by side."""
 INPUTS_PER_READ = 250
-"""Faults whose inputs are read at once."""
 
 
 @dataclass(frozen=True)
 class ShownInputs:
-    """Pictures as data URIs by seed id and by fault id, or the changed features by fault id.
-
-    The picture of a disturbed signal shows the clean one too.
-    """
+    """Pictures as data URIs by seed id and by fault id (a signal's with the clean one), or the changed features."""
 
     kind: str = "none"
     """pictures, clips, signals, features or none."""
@@ -566,7 +510,6 @@ def _draw(inputs: Tensor, bounds: tuple[float, float], boxes: Tensor | None = No
 # The page
 
 REPORT = "report.html"
-"""Name of the report in a run folder."""
 SCRIPTS = ("elements.js", "charts.js", "sections.js", "gallery.js", "boot.js")
 _UNSAFE = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
@@ -601,10 +544,7 @@ def render_page(title: str, view: dict[str, Any], scripts: tuple[str, ...], *, l
 def write_report(
     run: str | Path, out: Path | None = None, *, most_pictures: int = MAX_PICTURES, replaces: bool = False
 ) -> Path:
-    """Write the report of a run to `out`, by default into the run folder, and return its path.
-
-    An earlier report is replaced, another file only if `replaces` is set.
-    """
+    """Write the report of a run, by default into its folder; return its path. `replaces`: also what is no report."""
     path = Path(run) / REPORT if out is None else Path(out)
     if out is not None:
         check_free(path, replaces=replaces)  # before the work

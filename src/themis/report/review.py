@@ -7,21 +7,11 @@ from threading import Lock
 from typing import Any
 
 from themis.errors import DataError, ThemisError, UsageError
-from themis.report.names import class_names, task_of
 from themis.report.page import render_page
 from themis.report.watch import HTML, JSON, PAGE, Response, Server, listen, policy
-from themis.runs.analysis.review import (
-    MARKS,
-    UNDONE,
-    add_mark,
-    check_reviewer,
-    identity,
-    read_marks,
-    read_review,
-    reviewable_faults,
-)
+from themis.runs.analysis import review
 from themis.runs.display.fault import answers, data_uri, describe_theta, is_picture, pictures
-from themis.runs.fault import Fault, FaultInputs, Replay, gives_answers, name_outcome
+from themis.runs.fault import Fault, gives_answers, name_answer, name_outcome
 from themis.runs.replay import Replayer
 from themis.text import percent
 
@@ -38,17 +28,17 @@ class Session:
         """Refuse a run whose faults cannot be shown, before the page is served."""
         if number < 1:
             raise UsageError(f"the sample must have at least 1 fault, got {number}: leave it out for {SAMPLE}")
-        run, self.reviewer = replayer.run, check_reviewer(reviewer)
-        faults = reviewable_faults(run)
+        run, self.reviewer = replayer.run, review.check_reviewer(reviewer)
+        faults = review.reviewable_faults(run)
         if not faults:
             raise DataError(
                 f"{run.path} must have faults of the uniform stream to be reviewed, but has none: the rate of valid "
                 "faults is that of random tests"
             )
-        self.marks = read_marks(run, faults).get(self.reviewer, {})
-        self.path, self.faults, self._identity = run.path, faults[:number], identity(run)
+        self.marks = review.read_marks(run, faults).get(self.reviewer, {})
+        self.path, self.faults, self._identity = run.path, faults[:number], review.identity(run)
         self._replayer, self._lock, self._shown = replayer, Lock(), dict[int, tuple[str, ...]]()
-        self._task, self._classes = task_of(run), class_names(run)
+        self._task, self._classes = run.task, run.classes
         self._draw(self.first)
 
     @property
@@ -60,7 +50,7 @@ class Session:
         """What the page shows of the fault at a place of the sample, or at its end."""
         with self._lock:
             if k == len(self.faults):  # the rate is shown at the end only, so that nobody stops when it looks good
-                result = str(read_review(self.path) or "No fault is marked.").split("\n")
+                result = str(review.read_review(self.path) or "No fault is marked.").split("\n")
                 return {**self._progress(), "result": result}
             fault = self.faults[k]
             before, after = self._answers(fault)
@@ -74,9 +64,9 @@ class Session:
         """Store a mark, and show how far the review is."""
         with self._lock:
             fault = self.faults[k]
-            add_mark(self.path, self._identity, fault, mark, self.reviewer)
+            review.add_mark(self.path, self._identity, fault, mark, self.reviewer)
             self.marks.pop(fault.id, None)
-            if mark != UNDONE:
+            if mark != review.UNDONE:
                 self.marks[fault.id] = mark
             return self._progress()
 
@@ -91,7 +81,7 @@ class Session:
     def _answers(self, fault: Fault) -> tuple[str, str]:
         before, after = answers(fault)
         if fault.clean_answer is not None:
-            before = name_outcome("wrong", fault.clean_answer, self._classes)
+            before = name_answer(self._task, fault.clean_answer, self._classes)
         if gives_answers(self._task):
             sure = f" ({percent(fault.confidence, 0)})" if fault.confidence == fault.confidence else ""
             after = name_outcome(self._task, fault.answer, self._classes) + sure
@@ -103,7 +93,7 @@ class Session:
         if k in self._shown:
             return self._shown[k]
         fault = self.faults[k]
-        shown: FaultInputs | Replay | None = self._replayer.show(fault)
+        shown = self._replayer.show(fault)
         if shown is None:
             shown = replay = self._replayer.replay(fault)
             if not replay.is_same:
@@ -133,8 +123,10 @@ class ReviewServer(Server):
         """Store the mark that a request of the page sends."""
         k = self._place(path, len(self.folder.faults) - 1)
         mark = body.decode("ascii", "replace")
-        if k is None or mark not in MARKS:
-            return _no_fault() if k is None else Response.of_text(400, f"a mark must be one of {', '.join(MARKS)}")
+        if k is None or mark not in review.MARKS:
+            return (
+                _no_fault() if k is None else Response.of_text(400, f"a mark must be one of {', '.join(review.MARKS)}")
+            )
         return _as_json(lambda: self.folder.mark(k, mark))
 
     def _place(self, path: str, last: int) -> int | None:

@@ -49,10 +49,7 @@ def draw_sheet(
     noise_seed: int = 0,
     format: str | None = None,
 ) -> None:
-    """Draw a picture `[channels, height, width]` under each perturbation, with theta and the SSIM below each.
-
-    A signal `[channels, samples]` is drawn as curves, disturbed over clean.
-    """
+    """Draw a picture `[channels, height, width]`, or a signal, under each perturbation, with theta and SSIM."""
     if not perturbations:
         raise UsageError("there is no perturbation to draw: choose perturbations of pictures that need no model")
     perturbations = [perturbation.fitted(tuple(picture.shape)) for perturbation in perturbations]

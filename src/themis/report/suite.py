@@ -12,29 +12,15 @@ from themis.data.slices import CLASS_COLUMN
 from themis.errors import ThemisError
 from themis.judge.estimate import share
 from themis.report.gates.results import read_gates
-from themis.report.names import (
-    answer_names,
-    class_names,
-    describe_settings,
-    feature_names,
-    outcome_names,
-    subject_of,
-    task_of,
-)
-from themis.report.page import REPORT, ShellCommand, plain_view, read_inputs, render_page, write_report
-from themis.runs.store.files import REPLACE_REMEDY, check_free, write_fresh
+from themis.report.names import describe_settings, feature_names, subject_of
+from themis.report.page import REPORT, ShellCommand, read_inputs, render_page, write_report
+from themis.runs.fault import name_answer, name_outcome
+from themis.runs.store.files import REPLACE_REMEDY, check_free, json_safe, write_fresh
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import DATABASE
 from themis.settings import FAILS
+from themis.suites import result
 from themis.suites.definition import suite_title
-from themis.suites.result import (
-    CorruptionErrors,
-    MemberRow,
-    SuiteRun,
-    breaks_at_levels,
-    most_fragile,
-    slice_sentences,
-)
 from themis.text import counted, percent
 
 SUITE_SCRIPTS = ("elements.js", "charts.js", "suite.js", "boot.js")
@@ -45,14 +31,14 @@ FRAGILE = 0.05
 """A fault rate from which the verdict says that the model breaks."""
 
 
-def read_suite_view(suite: SuiteRun, errors: CorruptionErrors | None = None) -> dict[str, Any]:
+def read_suite_view(suite: result.SuiteRun, errors: result.CorruptionErrors | None = None) -> dict[str, Any]:
     """Everything that the page of a suite shows, as plain data for `json.dumps`. errors: relative to a baseline."""
     record, rows, grades = suite.record, suite.rows, suite.grades
     names, classes = _classes(suite)
     commands = _commands(suite)
     gates = read_gates(suite.path, suite.tests)
     tone, verdict = _verdict(suite, None if gates is None else gates["max_fault_rate"])
-    plain: dict[str, Any] = plain_view(
+    plain: dict[str, Any] = json_safe(
         {
             **suite.summary(),
             "run": str(suite.path),
@@ -61,7 +47,7 @@ def read_suite_view(suite: SuiteRun, errors: CorruptionErrors | None = None) -> 
             "tone": tone,
             "verdict": verdict,
             "gates": gates,
-            "sentences": slice_sentences(suite, 1),
+            "sentences": result.slice_sentences(suite, 1),
             "members": sorted(rows, key=_order),
             # Where the reports of members are, relative to the page.
             "reports": {name: f"{name}/{REPORT}" for name in suite.members if (suite.path / name / REPORT).is_file()},
@@ -94,17 +80,14 @@ def read_suite_view(suite: SuiteRun, errors: CorruptionErrors | None = None) -> 
 
 
 def write_suite_report(
-    suite: SuiteRun,
+    suite: result.SuiteRun,
     out: Path | None = None,
     *,
-    errors: CorruptionErrors | None = None,
+    errors: result.CorruptionErrors | None = None,
     most_pictures: int = MEMBER_PICTURES,
     replaces: bool = False,
 ) -> Path:
-    """Write the report of a suite, by default into its folder, and those of its members; returns its path.
-
-    Earlier reports are replaced, other files only if `replaces` is set.
-    """
+    """Write the reports of a suite and its members; return its path. `replaces`: also files that are no reports."""
     path = suite.path / REPORT if out is None else Path(out)
     check_free(path, replaces=replaces)
     for name in suite.members:
@@ -125,14 +108,14 @@ def _with_three_digits(level: str) -> str:
     return re.sub(r"\d+\.\d{4,}", lambda digits: f"{float(digits[0]):.3g}", level)
 
 
-def _order(row: MemberRow) -> tuple[float, float]:
+def _order(row: result.MemberRow) -> tuple[float, float]:
     """The highest fault rates first, equal ones by their errors at levels."""
     return -(row.fault_rate.value if row.fault_rate else -1.0), -(row.error or 0.0)
 
 
-def _verdict(suite: SuiteRun, limit: float | None) -> tuple[str, str]:
+def _verdict(suite: result.SuiteRun, limit: float | None) -> tuple[str, str]:
     """The tone of the verdict, and the verdict in a sentence or two; `limit`: the fault rate that the user allows."""
-    rated, most = [row for row in suite.rows if row.fault_rate is not None], most_fragile(suite)
+    rated, most = [row for row in suite.rows if row.fault_rate is not None], result.most_fragile(suite)
     if suite.is_only_graded:
         claim, tone = "", ""
         if suite.decision is not None:
@@ -147,7 +130,7 @@ def _verdict(suite: SuiteRun, limit: float | None) -> tuple[str, str]:
         if not over:
             return "", f"{most} The model is within {allowed} under all {n}."
         return "broken", f"{most} The model may exceed {allowed} under {len(over)} of {n}: {', '.join(over)}."
-    if not any(row.faults for row in suite.rows) and not breaks_at_levels(suite):
+    if not any(row.faults for row in suite.rows) and not result.breaks_at_levels(suite):
         return "", f"The model withstood all {n} of this suite."
     broken = [row.name for row in rated if row.fault_rate is not None and row.fault_rate.low > FRAGILE]
     limit_text = f"is the fault rate clearly above {percent(FRAGILE, 0)}"
@@ -158,7 +141,7 @@ def _verdict(suite: SuiteRun, limit: float | None) -> tuple[str, str]:
     return "broken", f"{most} The fault rate is clearly above {percent(FRAGILE, 0)} under {len(broken)} of {n}."
 
 
-def _classes(suite: SuiteRun) -> tuple[list[str], list[dict[str, Any]]]:
+def _classes(suite: result.SuiteRun) -> tuple[list[str], list[dict[str, Any]]]:
     """The classes, and the share of wrong answers by class, first of clean inputs if it is known, then by member."""
     column = next((column for column in suite.record["slices"] if column["name"] == CLASS_COLUMN), None)
     if column is None:
@@ -183,14 +166,14 @@ def _telling(folder: Path, member: str) -> dict[str, Any] | None:
         with closing(Reader(folder, is_brief=True)) as run:
             for fault in run.faults("tensors IS NOT NULL").most_telling(1):
                 inputs = read_inputs(run, [fault.id], [fault.seed_id], 1, feature_names(run))
-                task, names = task_of(run), class_names(run)
+                task, names = run.task, run.classes
                 theta = ", ".join(f"{name} {value:.3g}" for name, value in fault.theta.items())
                 clean = fault.clean_answer
                 return {
                     "member": member,
                     "text": f"seed {fault.seed_id}: {theta}",
-                    "before": answer_names(task, [clean], names)[clean] if clean is not None and clean >= 0 else "",
-                    "after": outcome_names(task, [fault.answer], names)[fault.answer],
+                    "before": name_answer(task, clean, names) if clean is not None and clean >= 0 else "",
+                    "after": name_outcome(task, fault.answer, names),
                     "clean": inputs.clean.get(fault.seed_id),
                     "disturbed": inputs.disturbed.get(fault.id),
                 }
@@ -199,7 +182,7 @@ def _telling(folder: Path, member: str) -> dict[str, Any] | None:
     return None
 
 
-def _commands(suite: SuiteRun) -> list[ShellCommand]:
+def _commands(suite: result.SuiteRun) -> list[ShellCommand]:
     folder = quote(str(suite.path))
     commands = []
     if suite.state != "ended" and suite.record["origin"] is not None:

@@ -44,7 +44,6 @@ class Tracker(Callback):
     """Of the tracker and of the package that it needs."""
     parameters: dict[str, Plain]
     tests = 0
-    """Tests so far."""
     is_open = False
 
     def __init__(self, *, run: str | Path | None = None, n_pictures: int = 8, stays_open: bool = False) -> None:
@@ -131,19 +130,14 @@ def parameters_of(start: Start) -> dict[str, Plain]:
 
 def scalars_of(round: Round, *, covers_neurons: bool) -> dict[str, float]:
     """The figures of a round; a model without hidden layers has no coverage."""
+    names = ("distinct_faults", "faults", "failing_seeds", "passes", "seconds", "criterion_score", "recall")
     values: dict[str, float | None] = {
-        "distinct_faults": round.distinct_faults,
-        "faults": round.faults,
-        "failing_seeds": round.failing_seeds,
+        **{name: getattr(round, name) for name in names},
         "faults_per_test": round.faults / max(round.tests, 1),
-        "passes": round.passes,
-        "seconds": round.seconds,
         "coverage": round.coverage.sampled if covers_neurons else None,
         "coverage_all": round.coverage.all if covers_neurons else None,
-        "criterion_score": round.criterion_score,
         "residual_risk_high": None if round.residual_risk is None else round.residual_risk.high,
         "reachable_faults": None if round.reachable_faults is None else round.reachable_faults.value,
-        "recall": round.recall,
     }
     return {name: value for name, value in values.items() if value is not None}
 
@@ -331,7 +325,6 @@ class TensorBoard(Tracker):
 
 
 TRACKERS: dict[str, Any] = {kind.name: kind for kind in (TensorBoard, MLflow, Wandb)}
-"""The trackers by name."""
 
 
 def choose_trackers(specs: Iterable[str], out: str | Path | None) -> list[Tracker]:

@@ -186,10 +186,7 @@ AnyServer = TypeVar("AnyServer", bound="Server")
 
 
 def serve(run: str | Path, *, port: int = 0) -> Server:
-    """A server for the folder of a run or a suite, which may not exist yet. Port 0 picks a free port.
-
-    The server listens at `.url` and answers requests in `.serve_forever()`.
-    """
+    """A server at `.url` for the folder of a run or a suite, which may not exist yet; port 0 picks a free port."""
     if Path(run).is_file():
         raise UsageError(f"a run must be a folder, but {run} is a file: check the path")
     return listen(lambda: Server(WatchedFolder(run), port), port)

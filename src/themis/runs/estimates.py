@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from themis.data.slices import SliceColumn, class_column, metadata_columns, slice_columns
 from themis.errors import StoreError, UsageError
 from themis.judge.calibration import Calibration
+from themis.judge.decide import Decision
 from themis.judge.estimate import Estimate, share
+from themis.judge.normality import Normality
 from themis.reading import check_form
 from themis.runs.fault import MAX_TESTS, STREAMS
 from themis.runs.run import Round, Seconds, SliceRate, StrengthPart
@@ -33,7 +35,6 @@ N_PARTS = 5
 TESTS_PER_BIN = 10
 """Uniform tests that a part must have on average; with fewer tests there are fewer parts."""
 TESTS_AT_ONCE = 1 << 20
-"""Tests whose theta is computed at a time."""
 ALPHA = 0.05
 """How often the limits of slices that hold together may fail."""
 Ints = NDArray[np.int64]
@@ -90,8 +91,7 @@ def uniform_estimates(
     is_weighted: whether the seeds have weights; the fault rate is then known only at the end.
     """
     if summary is not None:
-        plain = (summary["fault_rate"], summary["residual_risk"], summary.get("residual_risk_uniform"))
-        return UniformEstimates(*(None if estimate is None else Estimate(**estimate) for estimate in plain))
+        return UniformEstimates(*(_estimate(summary.get(each.name)) for each in fields(UniformEstimates)))
     if progress is None:
         return UniformEstimates(None, None, None)
     from themis.judge.risk import fault_rate, unseen_mass
@@ -103,27 +103,28 @@ def uniform_estimates(
     return UniformEstimates(rate, of_campaign or of_uniform, of_uniform)
 
 
-def stored_by_strength(summary: dict[str, Any] | None) -> tuple[StrengthPart, ...]:
-    """The share of correct answers by strength, as a summary has it; empty without one or in earlier versions."""
-    parts = (summary or {}).get("correct_by_strength", ())
-    return tuple(StrengthPart(**{**part, "correct": Estimate(**part["correct"])}) for part in parts)
+def final_figures(summary: dict[str, Any] | None) -> dict[str, Any]:
+    """What is known at the end of a campaign, by the fields of `Run`; empty or None before, and in other tasks."""
+    plain = summary or {}
+    decision, normality, calibration = (plain.get(name) for name in ("decision", "normality", "calibration"))
+    return {
+        "decision": decision and Decision(**decision),
+        "normality": normality and Normality(**normality),
+        "calibration": calibration and Calibration(*(_estimate(calibration[name]) for name in ("clean", "disturbed"))),
+        "correct_by_strength": tuple(
+            StrengthPart(**{**part, "correct": _estimate(part["correct"])})
+            for part in plain.get("correct_by_strength", ())
+        ),
+        "slices": tuple(
+            SliceRate(**{**each, "fault_rate": _estimate(each["fault_rate"])}) for each in plain.get("slices", ())
+        ),
+        "coverage_interval": _estimate(plain.get("coverage_interval")),
+        **{name: plain.get(name) for name in ("coverage_uniform", "design_effect", "requests")},
+    }
 
 
-def stored_slices(summary: dict[str, Any] | None) -> tuple[SliceRate, ...]:
-    """The fault rate by slice, as a summary has it; empty without one or in earlier versions."""
-    rates = (summary or {}).get("slices", ())
-    return tuple(
-        SliceRate(**{**each, "fault_rate": None if each["fault_rate"] is None else Estimate(**each["fault_rate"])})
-        for each in rates
-    )
-
-
-def stored_calibration(summary: dict[str, Any] | None) -> Calibration | None:
-    """The calibration, as a summary has it; None without one, in earlier versions, or in other tasks."""
-    plain = (summary or {}).get("calibration")
-    if plain is None:
-        return None
-    return Calibration(*(plain[name] and Estimate(**plain[name]) for name in ("clean", "disturbed")))
+def _estimate(plain: dict[str, float] | None) -> Estimate | None:
+    return None if plain is None else Estimate(**plain)
 
 
 def phase_seconds(summary: dict[str, Any] | None, progress: SavedProgress | None) -> Seconds | None:
@@ -153,14 +154,12 @@ def rates_by_theta(run: Reader, progress: SavedProgress | None) -> list[ThetaRat
 
     The theta of a uniform test is a function of its counter, so the tests in each part are counted exactly.
     """
-    from themis.compute import rng
-    from themis.perturb.distribution import read_distribution
     from themis.runs.store.schema import theta_column
-    from themis.search.policy import FOR_THETA, UNIFORM_STREAM
+    from themis.search.policy import UNIFORM_STREAM
 
     if progress is None or not (n_tests := progress.counts["uniform_tests"]):
         return []
-    seed = int(run.record["settings"]["random_seed"])
+    space = recorded_space(run.record)
     columns = ", ".join(theta_column(name) for name in run.theta)
     rows = run.select(columns, "stream = 'uniform' AND id < ?", (progress.tests,))
     fault_theta = np.array(rows, dtype=np.float64).reshape(-1, len(run.theta))
@@ -170,14 +169,12 @@ def rates_by_theta(run: Reader, progress: SavedProgress | None) -> list[ThetaRat
         low, high = float(dimension["low"]), float(dimension["high"])
         if high <= low:
             continue
-        occurs = read_distribution(dimension["distribution"]) if "distribution" in dimension else None
         edges = np.linspace(low, high, n_bins + 1)
         tests, faults = np.zeros(n_bins, np.int64), np.histogram(fault_theta[:, k].clip(low, high), edges)[0]
         for first in range(0, n_tests, TESTS_AT_ONCE):
             counter = np.arange(first, min(first + TESTS_AT_ONCE, n_tests))
-            drawn = rng.uniform(seed, FOR_THETA, k, UNIFORM_STREAM, counter)
-            test_theta = low + drawn * (high - low) if occurs is None else occurs.value_at(drawn, low, high)
-            tests += np.histogram(test_theta.clip(low, high), edges)[0]
+            drawn = space.occurring_theta(UNIFORM_STREAM, counter)[:, k]
+            tests += np.histogram(drawn.clip(low, high), edges)[0]
         tests = np.maximum(tests, faults)  # a test that was drawn again has another theta than its counter says
         parts = tuple(
             ThetaBin(float(edges[b]), float(edges[b + 1]), int(n), int(f), *astuple(share(int(f), int(n))))
@@ -186,6 +183,19 @@ def rates_by_theta(run: Reader, progress: SavedProgress | None) -> list[ThetaRat
         )
         rates.append(ThetaRates(dimension["name"], dimension["unit"], dimension["identity"], parts))
     return rates
+
+
+def recorded_space(record: dict[str, Any]) -> Space:
+    """The space of a run as its record has it; its seeds are numbered from 0, and nothing is known of their answers."""
+    from themis.perturb.perturbation import Theta
+    from themis.search.policy import Space
+
+    names = ("name", "low", "high", "identity", "distribution")
+    theta = tuple(Theta(**{name: each[name] for name in names if name in each}) for each in record["theta"])
+    low, high, identity = (np.array([getattr(each, name) for each in theta], dtype=np.float32) for name in names[1:4])
+    seeds = np.arange(record["start"]["n_usable"])
+    margin, random_seed = np.zeros(len(seeds), dtype=np.float32), record["settings"]["random_seed"]
+    return Space(seeds, seeds, margin, low, high, identity, is_random=True, random_seed=random_seed, theta=theta)
 
 
 def correct_by_strength(
@@ -233,10 +243,7 @@ class SlicedSeeds:
     def columns(
         self, slice_by: str | None, names: Sequence[str] | None, metadata: Mapping[str, list[Any]] | None = None
     ) -> list[SliceColumn]:
-        """The columns that `slice_by` names, by default the class if the seeds have some, and all fields of metadata.
-
-        names: of the classes.
-        """
+        """The columns that `slice_by` names, by default the class, if there are some, and all fields of metadata."""
         if slice_by is not None:
             return slice_columns(slice_by, self.seed_id, self.number, names, metadata or {})
         column = class_column(self.number, names)
@@ -291,8 +298,7 @@ def range_shares(
     """How far each dimension is from its identity, as a share of the range on that side: at most the strength."""
     distance = np.asarray(theta, dtype=np.float64) - identity
     reach = np.where(distance >= 0, high - identity, identity - low)
-    shares: NDArray[np.float64] = np.divide(np.abs(distance), reach, out=np.zeros_like(distance), where=reach > 0)
-    return shares
+    return np.asarray(np.divide(np.abs(distance), reach, out=np.zeros_like(distance), where=reach > 0))
 
 
 N_ATTEMPTS, PAUSE = 3, 0.05
@@ -331,7 +337,6 @@ class SavedProgress:
     uniform_times_seen: NDArray[np.int64]
     """For each distinct fault of the uniform stream, how often it was found."""
     moments: dict[str, SavedMoments]
-    """By stream."""
     seeds: SlicedSeeds | None
     """None in earlier versions."""
 
@@ -351,10 +356,7 @@ def read_progress(run: Reader) -> SavedProgress | None:
 
 
 def parse_progress(checkpoint: Checkpoint, n_neurons: int | None = None) -> SavedProgress:
-    """Validate the arrays and values of a stored checkpoint and give them names and types.
-
-    n_neurons: the number of neurons that the moments must be of, if it is known.
-    """
+    """Validate the arrays and values of a checkpoint, with `n_neurons` if that is known, and give them types."""
     try:
         check_form(checkpoint.values, PROGRESS, "its values")
         return _parse(checkpoint, n_neurons)

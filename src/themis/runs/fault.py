@@ -7,23 +7,16 @@ that `themis faults` prints and those of the report page follow from this table.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from math import inf, nan
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from themis.errors import UsageError
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor
 
-    from themis.data.seeds import Seeds
-    from themis.measure.calculator import Calculator
-    from themis.perturb.perturbation import Perturbation
-    from themis.runs.source import Origin
-    from themis.target.target import AnyTarget
+    from themis.runs.replay import RunHandle
 
 MAX_TESTS = 10**10
 MAX_CHUNK = 1 << 24
@@ -73,22 +66,32 @@ class Column:
         return {"int": "int64", "float": "float32"}.get(self.type, self.type)
 
 
-def about(help: str, **details: Any) -> dict[str, Any]:
-    """The metadata of a field of `Fault`: those of the fields of `Column` that its annotation does not tell."""
-    return {"help": help, **details}
+def about(help: str, *, repr: bool = True, **details: Any) -> Any:
+    """A field of `Fault`, with those of the fields of `Column` that its annotation does not tell."""
+    return field(repr=repr, metadata={"help": help, **details})
 
 
 STREAMS = ("uniform", "search")
-_CLASS = {"low": 0, "high": MAX_OUTCOME}
-_ANY_NUMBER = {"low": -inf, "high": inf, "missing": nan}
+_CLASS: dict[str, Any] = {"low": 0, "high": MAX_OUTCOME}
+_ANY_NUMBER: dict[str, Any] = {"low": -inf, "high": inf, "missing": nan}
 
 
-@dataclass(frozen=True)
-class Replay:
-    """A fault run again: its input, what the model answered this time, and whether that matches the record."""
+@dataclass(frozen=True, kw_only=True)
+class FaultInputs:
+    """The clean and the disturbed input of a fault, to be shown."""
 
     clean_inputs: Tensor = field(repr=False)
     inputs: Tensor = field(repr=False)
+    bounds: tuple[float, float]
+    """The smallest and the largest value that an input may have."""
+    boxes: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+    """A detector's answers to the clean and to the disturbed input, `[n, 6]` each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay(FaultInputs):
+    """A fault run again: its input, what the model answered this time, and whether that matches the record."""
+
     outputs: Tensor = field(repr=False)
     answer: int
     value: float | None
@@ -96,26 +99,12 @@ class Replay:
     is_fault: bool
     is_same: bool
     """Whether the answer is the recorded one, with outputs within 1e-5 (if not stored: confidence, or else margin)."""
-    bounds: tuple[float, float]
-    """The smallest and the largest value that an input may have."""
     input_gap: float | None = None
     """Largest difference between the input and the stored one; 0 if equal to the bit, None if not stored."""
     output_gap: float | None = None
     """The same for the output."""
     changes: list[str] = field(default_factory=list)
     """What has changed since the run: weights, data, versions, device, threads."""
-    boxes: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
-    """A detector's answers to the clean and to the disturbed input, `[n, 6]` each."""
-
-
-@dataclass(frozen=True)
-class FaultInputs:
-    """The clean and the disturbed input of a fault, to be shown, and the bounds of an input."""
-
-    clean_inputs: Tensor
-    inputs: Tensor
-    bounds: tuple[float, float]
-    boxes: tuple[Tensor, Tensor] | None = None
 
 
 class Tested(NamedTuple):
@@ -126,123 +115,53 @@ class Tested(NamedTuple):
     perturbation: str
 
 
-class RunHandle(Protocol):
-    """Gives access to the model and the seeds of a run, so that its tests can be run again.
-
-    A run of this process has a `LiveRun`; a run folder has a `Replayer`.
-    """
-
-    @property
-    def tested(self) -> Tested:
-        """What the run tested, without loading it."""
-
-    @property
-    def origin(self) -> Origin | None:
-        """How the target and the data are created, if it is known."""
-
-    @property
-    def target(self) -> AnyTarget:
-        """The model, which may have changed since."""
-
-    @property
-    def perturbation(self) -> Perturbation:
-        """The perturbation of the run."""
-
-    @property
-    def seeds(self) -> Seeds:
-        """The seeds that were tested."""
-
-    @property
-    def random_seed(self) -> int:
-        """The random seed of the campaign."""
-
-    @property
-    def passes(self) -> int:
-        """Passes that its calculator had already spent on the campaign."""
-
-    def opened(
-        self, seed_id: NDArray[np.int64] | None = None, chunk: int | None = None
-    ) -> AbstractContextManager[Calculator]:
-        """A calculator that knows the clean outputs of at least these seeds (by default all); its target is open.
-
-        chunk: tests per forward pass, by default as recorded.
-        """
-
-    def replay(self, fault: Fault, /) -> Replay:
-        """Run a fault again."""
-
-    def show(self, fault: Fault, /) -> FaultInputs | None:
-        """The inputs of a fault without running anything that a run folder names; None if they were not stored."""
-
-
 @dataclass(frozen=True)
 class Fault:
     """A test that the model failed. `(seed_id, perturbation, theta, noise_seed)` reproduce its input."""
 
-    id: int = field(metadata=about("number of the test in its campaign", low=0, high=MAX_TESTS))
-    seed_id: int = field(metadata=about("the seed: index of the clean input in the data", low=0))
-    perturbation: str = field(metadata=about("name of the perturbation"))
-    theta: dict[str, float] = field(metadata=about("parameter of the perturbation"))
-    noise_seed: int = field(metadata=about("with the seed and theta, reproduces the input"))
-    round: int = field(metadata=about("round of the campaign", low=0, high=MAX_TESTS))
-    stream: str = field(metadata=about("uniform: drawn at random; search: chosen by the policy", values=STREAMS))
-    kind: str = field(metadata=about("kind of proposal"))
-    label: int | None = field(
-        metadata=about(
-            "class of the seed; none if the data has no labels, or if its label is not a class number",
-            **_CLASS,
-            missing=-1,
-        )
+    id: int = about("number of the test in its campaign", low=0, high=MAX_TESTS)
+    seed_id: int = about("the seed: index of the clean input in the data", low=0)
+    perturbation: str = about("name of the perturbation")
+    theta: dict[str, float] = about("parameter of the perturbation")
+    noise_seed: int = about("with the seed and theta, reproduces the input")
+    round: int = about("round of the campaign", low=0, high=MAX_TESTS)
+    stream: str = about("uniform: drawn at random; search: chosen by the policy", values=STREAMS)
+    kind: str = about("kind of proposal")
+    label: int | None = about(
+        "class of the seed; none if the data has no labels, or if its label is not a class number", **_CLASS, missing=-1
     )
-    clean_answer: int | None = field(
-        metadata=about(
-            "answer to the clean input; none in tasks whose outcomes say what changed",
-            **_CLASS,
-            missing=-2,  # the outcome KEPT_ANSWER of an oracle
-        )
+    clean_answer: int | None = about(
+        "answer to the clean input; none in tasks whose outcomes say what changed",
+        **_CLASS,
+        missing=-2,  # the outcome KEPT_ANSWER of an oracle
     )
-    answer: int = field(metadata=about("the wrong outcome; -1 if the output was not finite", low=-1, high=MAX_OUTCOME))
-    clean_value: float | None = field(
-        metadata=about("answer to the clean input as a number, in tasks that have one", **_ANY_NUMBER)
+    answer: int = about("the wrong outcome; -1 if the output was not finite", low=-1, high=MAX_OUTCOME)
+    clean_value: float | None = about("answer to the clean input as a number, in tasks that have one", **_ANY_NUMBER)
+    value: float | None = about(
+        "the wrong answer as a number: a regression value, a binary score, a mean IoU; none if not finite; for a "
+        "model tested against a reference, the answer of the reference",
+        **_ANY_NUMBER,
     )
-    value: float | None = field(
-        metadata=about(
-            "the wrong answer as a number: a regression value, a binary score, a mean IoU; none if not finite; for a "
-            "model tested against a reference, the answer of the reference",
-            **_ANY_NUMBER,
-        )
-    )
-    confidence: float = field(
-        metadata=about(
-            "confidence of the wrong answer; none in tasks without one, and if the output was not finite",
-            **_ANY_NUMBER,
-        )
+    confidence: float = about(
+        "confidence of the wrong answer; none in tasks without one, and if the output was not finite", **_ANY_NUMBER
     )
     """NaN if there is none."""
-    margin: float = field(
-        metadata=about(
-            "distance to a correct answer (negative; -inf if the output was not finite)",
-            unit="unit of the outputs",
-            low=-inf,
-            title="margin",
-        )
+    margin: float = about(
+        "distance to a correct answer (negative; -inf if the output was not finite)",
+        unit="unit of the outputs",
+        low=-inf,
+        title="margin",
     )
-    distance: float = field(metadata=about("L2 distance from the clean input", unit="unit of the inputs", low=0))
-    linf: float = field(
-        metadata=about(
-            "largest change of a value of the input", unit="unit of the inputs", low=0, title="largest change"
-        )
+    distance: float = about("L2 distance from the clean input", unit="unit of the inputs", low=0)
+    linf: float = about(
+        "largest change of a value of the input", unit="unit of the inputs", low=0, title="largest change"
     )
-    ssim: float | None = field(
-        metadata=about("structural similarity to the clean picture; 1 is identical", missing=nan)
-    )
-    position: int = field(
-        repr=False,  # at this row of a chunk of the same shape, outputs are equal to the bit
-        metadata=about("row of the test in its forward pass", low=0, high=MAX_CHUNK),
-    )
-    chunk: int = field(repr=False, metadata=about("rows of that forward pass", low=1, high=MAX_CHUNK))
-    raised: bool = field(repr=False, metadata=about("whether the test raised the campaign's criterion"))
-    signature: dict[str, float] = field(repr=False, metadata=about("share of the test's sensitivity by layer"))
+    ssim: float | None = about("structural similarity to the clean picture; 1 is identical", missing=nan)
+    # At this row of a chunk of the same shape, outputs are equal to the bit.
+    position: int = about("row of the test in its forward pass", repr=False, low=0, high=MAX_CHUNK)
+    chunk: int = about("rows of that forward pass", repr=False, low=1, high=MAX_CHUNK)
+    raised: bool = about("whether the test raised the campaign's criterion", repr=False)
+    signature: dict[str, float] = about("share of the test's sensitivity by layer", repr=False)
     _task: str = field(default="", repr=False, compare=False)
     _classes: Sequence[str] | None = field(default=None, repr=False, compare=False)
     _handle: RunHandle | None = field(default=None, repr=False, compare=False)
@@ -282,8 +201,7 @@ class Fault:
 
     def as_dict(self) -> dict[str, Any]:
         """The fault as plain data."""
-        names = [column.name for column in fields(self)]
-        return {name: getattr(self, name) for name in names if not name.startswith("_")}
+        return {column.name: getattr(self, column.name) for column in COLUMNS}
 
     def _repr_html_(self) -> str:
         from themis.runs.display.fault import show_fault
@@ -335,6 +253,11 @@ def name_outcome(task: str, outcome: int, classes: Sequence[str] | None) -> str:
     if task == "keypoints":
         return f"{name_point(outcome, classes)} off"
     return name if gives_answers(task) else f"outcome {outcome}"
+
+
+def name_answer(task: str, answer: int, classes: Sequence[str] | None) -> str:
+    """The answer to a clean input, in tasks that have one, or a label."""
+    return name_outcome(task if gives_answers(task) else "wrong", answer, classes)
 
 
 def name_point(number: int, names: Sequence[str] | None) -> str:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from themis.errors import MissingExtraError, UsageError
-from themis.runs.fault import PLAIN_COLUMNS, Fault, RunHandle
+from themis.runs.fault import PLAIN_COLUMNS, Fault
+
+if TYPE_CHECKING:
+    from themis.runs.replay import RunHandle
 
 Array = NDArray[Any]
 
 
 class Faults(Sequence[Fault]):
-    """A campaign's faults in the order they were found; stored as columns, and built as `Fault` objects on demand.
-
-    handle: gives access to the model and the seeds, if faults are to be replayed.
-    """
+    """A campaign's faults in the order they were found, as columns; the handle gives access to the model."""
 
     def __init__(
         self,
@@ -167,8 +167,7 @@ class Faults(Sequence[Fault]):
 def telling(distance: Array, confidence: Array) -> NDArray[np.float64]:
     """Low if a small change made the model confident of a wrong answer; non-finite outputs count as fully confident."""
     certainty = np.where(np.isfinite(confidence), confidence, 1.0).astype(np.float64)
-    score: NDArray[np.float64] = distance / np.maximum(certainty, 1e-6)
-    return score
+    return np.asarray(distance / np.maximum(certainty, 1e-6))
 
 
 def telling_score(fault: Fault) -> float:

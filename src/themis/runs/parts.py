@@ -121,10 +121,7 @@ def choose_part(
 
 
 def read_parts(run: Run | Reader | str | Path, seeds: Seeds) -> Parts:
-    """The parts of a run's data, which was read again; raises an error if the data has changed.
-
-    seeds: all seeds, as they were before the split.
-    """
+    """The parts of a run's data, all of whose seeds were read again; raises an error if the data has changed."""
     from themis.runs.run import Run
     from themis.runs.store.reader import Reader
 

@@ -19,9 +19,6 @@ from themis.data.features import Coding
 from themis.data.files import check_memory
 from themis.data.seeds import Seeds, read_seeds
 from themis.errors import DataError, StoreError, UsageError
-from themis.judge.decide import Decision
-from themis.judge.estimate import Estimate
-from themis.judge.normality import Normality
 from themis.measure.calculator import Calculator, Limits
 from themis.measure.sweep import clean_outputs
 from themis.measure.tests import Ints, Tests
@@ -31,14 +28,7 @@ from themis.perturb.perturbation import Theta, is_same_code
 from themis.runs.analysis.review import read_review
 from themis.runs.display.fault import answered_boxes, stored_boxes
 from themis.runs.environment import check_same_tests, describe_environment, describe_tested, list_changes, threads
-from themis.runs.estimates import (
-    phase_seconds,
-    read_progress,
-    stored_by_strength,
-    stored_calibration,
-    stored_slices,
-    uniform_estimates,
-)
+from themis.runs.estimates import final_figures, phase_seconds, read_progress, uniform_estimates
 from themis.runs.fault import Fault, FaultInputs, Replay, Tested
 from themis.runs.parts import read_split
 from themis.runs.run import Run, Seconds, Start
@@ -108,7 +98,7 @@ class LiveRun:
 
     calculator: Calculator
     random_seed: int
-    origin = None
+    origin: Origin | None = None
 
     @property
     def seeds(self) -> Seeds:
@@ -128,6 +118,7 @@ class LiveRun:
 
     @property
     def passes(self) -> int:
+        """Passes that the calculator had already spent on the campaign."""
         return self.calculator.passes
 
     @contextmanager
@@ -141,15 +132,14 @@ class LiveRun:
 
     def show(self, fault: Fault, /) -> FaultInputs | None:
         """The inputs of a fault, made again by the model in memory."""
-        replay = self.replay(fault)
-        return FaultInputs(replay.clean_inputs, replay.inputs, replay.bounds, replay.boxes)
+        return self.replay(fault)
 
 
 def stored_inputs(tensors: Tensors, start: dict[str, Any]) -> FaultInputs:
     """The stored inputs of one fault; `start` is the run's, as it is recorded."""
-    low, high = start["bounds"]
+    clean_inputs, inputs, (low, high) = tensors.clean_inputs[0], tensors.inputs[0], start["bounds"]
     boxes = stored_boxes(tensors, start["oracle"])
-    return FaultInputs(tensors.clean_inputs[0], tensors.inputs[0], (low, high), boxes)
+    return FaultInputs(clean_inputs=clean_inputs, inputs=inputs, bounds=(low, high), boxes=boxes)
 
 
 class Replayer:
@@ -274,7 +264,7 @@ class Replayer:
 
     @contextmanager
     def opened(self, seed_id: Ints | None = None, chunk: int | None = None) -> Iterator[Calculator]:
-        """A calculator of these seeds with their clean outputs, with the recorded number of threads."""
+        """A calculator of these seeds, by default all, with their clean outputs; `chunk` and threads as recorded."""
         record, seeds = self.run.record, self.seeds
         self._check_once()
         if seed_id is not None:
@@ -335,6 +325,8 @@ class Replayer:
         return self.origin
 
 
+RunHandle = LiveRun | Replayer
+"""Gives access to the model and the seeds of a run, so that its tests can be run again."""
 RUN_FIGURES = ("score", "raised", "faults_selected", "distinct_faults_selected")
 """What the run adds to what its criterion reports."""
 
@@ -375,7 +367,7 @@ def read_run(handle: Replayer) -> Run:
     state = run.state(summary)
     is_weighted = run.record["settings"].get("seed_weights") is not None
     figures, estimates = summary or {}, uniform_estimates(summary, progress, rounds, is_weighted=is_weighted)
-    criterion, interval = figures.get("criterion") or {}, figures.get("coverage_interval")
+    criterion = figures.get("criterion") or {}
     of_run = {*RUN_FIGURES, *(run.record["start"].get("criterion") or {})}
     return Run(
         stop=run.stop_sentence(summary, state),
@@ -384,16 +376,9 @@ def read_run(handle: Replayer) -> Run:
         rounds=rounds,
         start=_start(run.record),
         fault_rate=estimates.fault_rate,
-        decision=None if figures.get("decision") is None else Decision(**figures["decision"]),
         residual_risk=estimates.residual_risk,
         residual_risk_uniform=estimates.residual_risk_uniform,
-        coverage_uniform=figures.get("coverage_uniform"),
-        coverage_interval=None if interval is None else Estimate(**interval),
-        design_effect=figures.get("design_effect"),
-        normality=None if figures.get("normality") is None else Normality(**figures["normality"]),
-        correct_by_strength=stored_by_strength(summary),
-        calibration=stored_calibration(summary),
-        slices=stored_slices(summary),
+        **final_figures(summary),
         near_ties=[] if progress is None else progress.near_ties,
         seconds=phase_seconds(summary, progress) or Seconds(0.0, 0.0, 0.0, 0.0),
         kinds=figures.get("kinds", {} if progress is None else progress.kinds),
@@ -401,7 +386,6 @@ def read_run(handle: Replayer) -> Run:
         policy={name: value for name, value in figures.get("policy", {}).items() if name != "name"},
         of_criterion={name: value for name, value in criterion.items() if name not in of_run},
         environment=run.record["environment"],
-        requests=figures.get("requests"),
         review=read_review(run),
         folder=run.path,
     )
@@ -489,11 +473,8 @@ def _gap(a: Tensor, b: Tensor) -> float:
 
 
 def _is_close(a: Tensor | float, b: Tensor | float) -> bool:
-    return (
-        bool(np.allclose(a, b, rtol=OUTPUT_TOLERANCE, atol=OUTPUT_TOLERANCE, equal_nan=True))
-        if np.shape(a) == np.shape(b)
-        else False
-    )
+    tolerance: Any = {"rtol": OUTPUT_TOLERANCE, "atol": OUTPUT_TOLERANCE}
+    return np.shape(a) == np.shape(b) and bool(np.allclose(a, b, **tolerance, equal_nan=True))
 
 
 def _start(record: dict[str, Any]) -> Start:

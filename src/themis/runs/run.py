@@ -19,8 +19,8 @@ from themis.judge.estimate import Estimate, describe_share
 from themis.judge.normality import Normality
 from themis.perturb.perturbation import Theta
 from themis.runs.display.text import CleanScores, Counts, RunVerdict, write_verdict
-from themis.runs.fault import RunHandle
 from themis.runs.faults import Faults
+from themis.runs.store.files import json_safe
 from themis.settings import Settings, policy_name
 from themis.target.activations import OUTPUT, Layer
 from themis.text import counted, percent
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from themis.runs.analysis.diff import Diff
     from themis.runs.analysis.review import Review
+    from themis.runs.replay import RunHandle
     from themis.runs.trust import Trusted
 
 
@@ -133,7 +134,6 @@ class Round:
     coverage: Coverage
     seconds: float
     criterion_score: float | None = None
-    """Score of the campaign's criterion, if it has one."""
     residual_risk: Estimate | None = None
     """The chance that the next uniform test shows a distinct fault that no test so far has seen; None without them."""
     reachable_faults: Estimate | None = None
@@ -272,19 +272,7 @@ class Run:
     @property
     def counts(self) -> Counts:
         """How many tests, faults, seeds and neurons it has."""
-        last, start = self.rounds[-1], self.start
-        return Counts(
-            tests=last.tests,
-            dropped=last.dropped,
-            passes=last.passes,
-            faults=last.faults,
-            distinct_faults=last.distinct_faults,
-            failing_seeds=last.failing_seeds,
-            seeds=start.n_usable,
-            seeds_given=start.n_seeds,
-            neurons=start.n_neurons,
-            layers=len(start.layers),
-        )
+        return Counts.of(self.rounds[-1], vars(self.start))
 
     @property
     def verdict(self) -> RunVerdict:
@@ -475,17 +463,10 @@ def _above(module: str) -> Any:
 
 
 def _draw(kind: str, *values: Any) -> Figure:
-    """A figure of `themis.runs.display.figure`."""
     figure: Figure = getattr(_above("runs.display.figure"), kind)(*values)
     return figure
 
 
 def _named(source: Any, *names: str) -> dict[str, Any]:
     """Some fields of an object as plain data."""
-    return {name: _plain(getattr(source, name)) for name in names}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [asdict(each) for each in value]
-    return asdict(value) if isinstance(value, Calibration | Decision | Estimate | Normality | Seconds) else value
+    return {name: json_safe(getattr(source, name)) for name in names}

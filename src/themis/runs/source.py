@@ -50,8 +50,7 @@ class Origin:
         "which the two disagree",
     )
     features: str | None = option(
-        None,
-        "CSV file with the type, range and allowed changes of each column of a table: name,kind,low,high,change",
+        None, "CSV file with the type, range and allowed changes of each column of a table: name,kind,low,high,change"
     )
     classes: list[str] | None = option(
         None, "names of the classes in order, such as cat,dog,owl (default: the names in the data)"
@@ -107,10 +106,7 @@ class Origin:
         return Origin(**{name: value for name, value in values.items() if name in OPTIONS})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data, with the hash of each trusted file so that no other can take its place.
-
-        Code that may not run is left out, so that another run cannot vouch for it.
-        """
+        """Return plain data, with the hash of each trusted file, and without code that may not run."""
         values = {name: getattr(self, name) for name in OPTIONS}
         if self.permission is not None and not self.permission.is_granted:
             default = Origin()
@@ -256,12 +252,7 @@ class Origin:
                 f"{type(model).__name__}: return the model itself, or themis.BlackBox(function)"
             )
         return Target(
-            model,
-            **options,
-            output=self.output,
-            perturbed=self.perturbed,
-            version=version,
-            autocast=self.autocast,
+            model, **options, output=self.output, perturbed=self.perturbed, version=version, autocast=self.autocast
         )
 
     def resolved(self, target: AnyTarget) -> Origin:

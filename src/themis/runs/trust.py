@@ -129,10 +129,7 @@ def why_not_ours(record: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Permission:
-    """Whether the code that a run folder names may run, and what the user named instead.
-
-    An origin that was recorded in a run folder carries it wherever the origin goes.
-    """
+    """Whether the code that a run folder names may run, and what the user named instead; origins carry it."""
 
     folder: str
     """The run folder."""

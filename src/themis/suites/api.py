@@ -38,14 +38,12 @@ from themis.search import choose_policy
 from themis.search.boundary import Boundary
 from themis.settings import UNDECIDED, Settings
 from themis.suites.budget import OPEN_REASONS, BudgetStep, MemberProgress, fixed_steps, next_step
-from themis.suites.decide import SuiteDecision, decide_suite, looks
-from themis.suites.definition import MEMBER_KEYS, SuiteDefinition, SuiteMember, read_suite
+from themis.suites.definition import MEMBER_KEYS, SuiteDefinition, SuiteMember, choose_suite, read_suite
 from themis.suites.folder import RESERVED, SuiteFolder, new_record, read_record, signed
 from themis.suites.grades import LevelGrade, grade_clean, grade_member, graded_rows, plain_grade
-from themis.suites.named import choose_suite
 from themis.suites.options import TESTS_PER_MEMBER, SuiteOptions, read_options
 from themis.suites.published import grade_published, is_published
-from themis.suites.result import Baseline, SuiteRun
+from themis.suites.result import Baseline, SuiteDecision, SuiteRun, decide_suite, looks
 from themis.target.against import Against
 from themis.target.alignment import align_seeds
 from themis.target.blackbox import as_target

@@ -1,14 +1,18 @@
-"""What a suite tests: its members, each a perturbation with its range, its weight and the levels it is graded at."""
+"""What a suite tests: its members, each a perturbation with its range, its weight and the levels it is graded at.
+
+Some suites are known by name, and others are read from a file, a dict or a list.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +20,7 @@ from themis.compute import rng
 from themis.errors import UsageError, nearest
 from themis.measure.tests import Floats, Ints
 from themis.perturb import Perturbation, choose_perturbation
+from themis.perturb.names import PERTURBATIONS
 from themis.perturb.perturbation import check_fits, check_gradient
 from themis.reading import Form, anything, check_form, items, optional, read_yaml, record, text, whole
 from themis.target.target import AnyTarget
@@ -92,8 +97,7 @@ class Level:
             low, high = value if isinstance(value, tuple) else (value, value)
             columns.append(low + draw * (high - low))
         bounds = np.array([[theta.low, theta.high] for theta in perturbation.theta], dtype=np.float32)
-        drawn: Floats = np.stack(columns, 1).astype(np.float32).clip(bounds[:, 0], bounds[:, 1])
-        return drawn
+        return np.stack(columns, 1).astype(np.float32).clip(bounds[:, 0], bounds[:, 1])
 
     def plain(self) -> float | dict[str, Any]:
         """The level as a user writes it."""
@@ -148,7 +152,6 @@ class SuiteMember:
     weight: float = 1.0
     """Its part of the budget that is divided before the rest goes where faults and uncertainty are."""
     max_tests: int | None = None
-    """The most tests that it may have."""
     levels: tuple[Level, ...] = ()
     note: str = ""
     """What a reader should know, such as how close it is to a published corruption."""
@@ -194,10 +197,7 @@ class SuiteDefinition:
 
 
 def read_suite(source: Any, *, imports: bool = True) -> SuiteDefinition:
-    """The suite of a file, a dict as in a file, or a list of perturbations.
-
-    imports: whether modules of the user's own may be imported.
-    """
+    """The suite of a file, a dict or a list of perturbations; `imports`: whether own modules may be imported."""
     if isinstance(source, Path):
         try:
             content = read_yaml(source)
@@ -330,3 +330,67 @@ def _named_apart(members: list[SuiteMember]) -> list[SuiteMember]:
             taken.add(name)
         apart.append(replace(member, name=name))
     return apart
+
+
+N_LEVELS = 5
+SMALL_SIDE = 64
+"""Pictures whose shorter side is below this are graded at the severities published for pictures of 32 pixels."""
+TOO_SLOW = ("cw", "square", "square_label")
+"""Attacks that are left out of the suite: 303 passes per test, and 100."""
+CORRUPTIONS = Path(__file__).with_name("corruptions.json")
+"""The members of the suite corruptions, for `large` pictures and for `small` ones.
+
+Levels are severities 1 to 5 as published for ImageNet-C (224 pixels) and CIFAR-10-C (32 pixels). Ranges reach from the
+identity to the strongest of them; where they hold a theta constant, from its default bound on. The first word of a note
+tells how close a member is to the published corruption: same, close or a substitute.
+"""
+
+
+class NamedSuite(NamedTuple):
+    """The perturbations of a family as a suite, and what they are, in words."""
+
+    family: str
+    about: str
+
+
+SUITES = {
+    "corruptions": NamedSuite("", "the 15 common corruptions, graded at severities 1 to 5"),
+    "weather": NamedSuite("weather", "rain, snow, fog, frost, glare, shadow and darkness"),
+    "camera": NamedSuite("camera", "blur, light, colour, compression and faults of the sensor"),
+    "noise": NamedSuite("noise", "noise of photons, of the sensor and of broken pixels"),
+    "geometry": NamedSuite("geometry", "rotation, shift, scale, shear, perspective and elastic warps"),
+    "signals": NamedSuite("signal", "gain, clipping, filters, dropouts and drift of signals"),
+    "tables": NamedSuite("table", "valid changes of some features of a row, and noise"),
+    "attacks": NamedSuite("attack", "FGSM, PGD and Auto-PGD; not CW and Square, which are slow"),
+}
+
+
+def choose_suite(source: Any, shape: tuple[int, ...], target: AnyTarget | None = None) -> SuiteDefinition:
+    """The suite of a name, a YAML file, a dict or a list of perturbations, for inputs `[...]` of this shape.
+
+    A named suite leaves out what does not fit the inputs or the target; in others that is an error.
+    """
+    if not isinstance(source, str):
+        return read_suite(source)
+    if source == "corruptions":
+        return leave_out_unfitting(_corruptions(shape), shape, target)
+    if source in SUITES:
+        family = SUITES[source].family
+        members = [name for name, of in PERTURBATIONS.items() if of.family == family and name not in TOO_SLOW]
+        levels = None if family == "attack" else N_LEVELS
+        suite = read_suite({"name": source, "members": members, "levels": levels})
+        return leave_out_unfitting(suite, shape, target)
+    if source.endswith((".yaml", ".yml")):
+        return read_suite(Path(source))
+    raise UsageError(
+        f"suite must be a known name or a YAML file, got {source!r}: {nearest(source, SUITES)}; to test one "
+        f"perturbation, write [{source!r}] or --perturb {source}"
+    )
+
+
+def _corruptions(shape: tuple[int, ...]) -> SuiteDefinition:
+    is_small = len(shape) >= 3 and min(shape[-2:]) < SMALL_SIDE
+    members = json.loads(CORRUPTIONS.read_text("utf-8"))["small" if is_small else "large"]
+    source = "CIFAR-10-C, as the pictures are small" if is_small else "ImageNet-C"
+    suite = read_suite({"name": "corruptions", "members": members})
+    return SuiteDefinition(suite.name, suite.members, (f"Severities 1 to 5 are those of {source}.",))

@@ -6,7 +6,6 @@ The rules are those of run folders: one writer, no file of others is replaced, a
 from __future__ import annotations
 
 import base64
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,20 +25,7 @@ from themis.reading import (
     whole,
 )
 from themis.runs.fault import MAX_TESTS
-from themis.runs.store.files import (
-    Lock,
-    as_json,
-    explained,
-    has_mark,
-    is_locked,
-    list_folder,
-    made_by,
-    refuse_folder,
-    refuse_links,
-    remove_leftovers,
-    was_signed,
-    write_file,
-)
+from themis.runs.store import files
 from themis.runs.store.reader import folders_with, name_folders
 from themis.runs.store.schema import HASH, MAX_JSON, damage_explained
 from themis.runs.trust import TAG, KeyProblem, sign
@@ -82,7 +68,7 @@ _MEMBER = record(
         "levels": items(anything),
         "note": text(10_000),
         "range": text(10_000),
-    },
+    }
 )
 _STEP = record({"member": _NAME, "max_tests": whole(1, MAX_TESTS), "reason": text(100)})
 _DECISION = record(
@@ -134,20 +120,18 @@ class SuiteFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        names = list_folder(self.path)
-        is_begun = is_suite(self.path) or (names == [LOCK] and was_signed(self.path / LOCK))
+        names = files.list_folder(self.path)
+        is_begun = is_suite(self.path) or (names == [LOCK] and files.was_signed(self.path / LOCK))
         if names and not is_begun:
-            raise refuse_folder(self.path, names, ", or the folder of a suite")
-        refuse_links(self.path, *RESERVED)
-        with explained(self.path):
-            self._is_new = names is None
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = Lock(self.path / LOCK)
-            remove_leftovers(self.path)
+            raise files.refuse_folder(self.path, names, ", or the folder of a suite")
+        files.refuse_links(self.path, *RESERVED)
+        self._claim = files.Claim(self.path, (), LOCK)
+        self._claim.is_begun = (self.path / SUITE).exists()
+        files.remove_leftovers(self.path)
 
     def member(self, name: str) -> Path:
         """The run folder of a member, which must not be a link."""
-        refuse_links(self.path, name)
+        files.refuse_links(self.path, name)
         return self.path / name
 
     def read(self) -> dict[str, Any] | None:
@@ -156,27 +140,25 @@ class SuiteFolder:
 
     def write(self, content: dict[str, Any]) -> None:
         """Replace `suite.json`."""
-        if not self._lock.is_held():
+        if not self._claim.is_held:
             raise StoreError(f"{self.path} was deleted or moved while its suite was running: start it again")
-        refuse_links(self.path, SUITE)
-        with explained(self.path / SUITE, is_run=True):
-            write_file(self.path / SUITE, as_json({**made_by("suite"), "schema": SCHEMA, **content}, indent=1))
+        files.refuse_links(self.path, SUITE)
+        with files.explained(self.path / SUITE, is_run=True):
+            files.write_file(
+                self.path / SUITE, files.as_json({**files.made_by("suite"), "schema": SCHEMA, **content}, indent=1)
+            )
+        self._claim.is_begun = True
 
     def close(self) -> None:
         """Let the next writer in; if nothing was stored, what this object created is removed."""
-        with suppress(OSError):
-            if self._lock.is_new and self._lock.is_held() and list_folder(self.path) == [LOCK]:
-                (self.path / LOCK).unlink()
-                if self._is_new:
-                    self.path.rmdir()
-        self._lock.release()
+        self._claim.release()
 
 
 def is_suite(path: str | Path) -> bool:
     """Whether a folder is that of a suite: it has a `suite.json` with the mark of Themis."""
     file = Path(path) / SUITE
     try:
-        return file.is_file() and not file.is_symlink() and has_mark(file)
+        return file.is_file() and not file.is_symlink() and files.has_mark(file)
     except OSError:
         return False
 
@@ -189,7 +171,7 @@ def name_suites(path: str | Path) -> str:
 
 def is_running(path: str | Path) -> bool:
     """Whether a process is running the suite; if the system cannot tell, yes."""
-    return is_locked(Path(path) / LOCK) is not False
+    return files.is_locked(Path(path) / LOCK) is not False
 
 
 def read_record(path: str | Path) -> dict[str, Any]:

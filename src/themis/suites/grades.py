@@ -38,7 +38,6 @@ class LevelGrade:
     """The answers of the graded seeds at one level."""
 
     level: str
-    """The level, in words."""
     seeds: int
     errors: int
     """Answers that are faults by the oracle; seeds that are answered wrongly without a disturbance count too."""
@@ -82,9 +81,9 @@ def grade_outputs(calculator: Calculator, rows: Ints, outputs: torch.Tensor, lev
 def grade_member(
     calculator: Calculator, member: SuiteMember, rows: Ints, random_seed: int, measurer: Measurer | None = None
 ) -> list[LevelGrade]:
-    """Run one test per seed and level. The noise seed of a test is the id of its seed.
+    """Run one test per seed and level on a swept calculator; the noise seed of a test is the id of its seed.
 
-    calculator: one that has swept the clean inputs, for any perturbation. measurer: the one that did.
+    measurer: the one that swept.
     """
     measurer = measurer or LocalMeasurer(calculator)
     calculator = calculator.under(member.perturbation)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -13,7 +13,7 @@ import numpy as np
 
 from themis.data.seeds import Seeds
 from themis.errors import UsageError, nearest
-from themis.judge.estimate import Estimate, share
+from themis.judge.estimate import Estimate, describe_share, share
 from themis.reading import read_yaml
 from themis.runs.estimates import strengths
 from themis.runs.replay import Replayer, open_run, read_run
@@ -21,9 +21,10 @@ from themis.runs.run import Run
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import DATABASE, theta_column
 from themis.runs.trust import Trusted
-from themis.suites.decide import SuiteDecision
+from themis.settings import FAILS, HOLDS, UNDECIDED
 from themis.suites.folder import SUITE, is_running, is_suite, read_record
 from themis.suites.grades import Interval, MeanRatio, SuiteGrades, corruption_errors, ends
+from themis.suites.options import read_claim
 from themis.target.target import AnyTarget
 from themis.text import counted, percent
 
@@ -237,13 +238,7 @@ class SuiteRun:
         if other_clean is not None:
             relative = corruption_errors(self.grades, others, (clean, other_clean), is_paired=is_paired)
         return CorruptionErrors(
-            ratio.mean,
-            ratio.interval,
-            relative.mean,
-            relative.interval,
-            ratio.by_member,
-            relative.by_member,
-            text,
+            ratio.mean, ratio.interval, relative.mean, relative.interval, ratio.by_member, relative.by_member, text
         )
 
     def slices(self) -> list[SliceRow]:
@@ -305,11 +300,9 @@ class SuiteRun:
         """The table, for notebooks."""
         from html import escape
 
-        def line(cells: Iterable[str], tag: str) -> str:
-            return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
+        from themis.runs.display.fault import html_table
 
-        rows = "".join(line(row, "td") for row in table_rows(self))
-        return f"<div><p>{escape(repr(self))}</p><table>{line(COLUMNS, 'th')}{rows}</table></div>"
+        return f"<div><p>{escape(repr(self))}</p>{html_table(COLUMNS, table_rows(self))}</div>"
 
 
 def open_suite(path: str | Path) -> SuiteRun:
@@ -364,16 +357,11 @@ def sentences(suite: SuiteRun, errors: CorruptionErrors | None = None) -> list[s
             f"{percent(grades.relative_score)}{show_ends(of_relative)} of the clean one (rPC)."
         )
     if errors is not None:
-        relative = (
-            ""
-            if errors.relative_mce is None
-            else f", relative mCE {percent(errors.relative_mce)}{show_ends(errors.relative_mce_interval)}"
-        )
-        mce = (
-            "unknown, as the baseline makes no errors"
-            if errors.mce is None
-            else f"{percent(errors.mce)}{show_ends(errors.mce_interval)}"
-        )
+        mce, relative = "unknown, as the baseline makes no errors", ""
+        if errors.mce is not None:
+            mce = f"{percent(errors.mce)}{show_ends(errors.mce_interval)}"
+        if errors.relative_mce is not None:
+            relative = f", relative mCE {percent(errors.relative_mce)}{show_ends(errors.relative_mce_interval)}"
         lines.append(f"mCE {mce}{relative}, against {errors.baseline}.")
     return lines
 
@@ -551,3 +539,65 @@ def open_members(suite: SuiteRun, rebuild: Rebuild | None = None, trust: Trusted
         if not members and not suite.is_only_graded:
             raise UsageError(f"a suite must have run a member, but {suite.path} has run none: resume it")
         yield members
+
+
+FIRST_LOOK = 50
+"""Seeds that are at least graded before the first look, if there are as many."""
+
+
+@dataclass(frozen=True)
+class SuiteDecision:
+    """The verdict on a claim about a mean error, with a probability of a wrong one of at most 5%."""
+
+    claim: str
+    looks: int
+    """How many looks there can be; a graded figure has one of as many parts of the 5%."""
+    verdict: str = UNDECIDED
+    """holds, does not hold, or undecided."""
+    seeds: int = 0
+    passes: int = 0
+    """Those of all looks."""
+    figure: Estimate | None = None
+    """The mean error that the claim is about; its interval holds at all looks together."""
+
+    @property
+    def clause(self) -> str:
+        """The verdict and what it is based on."""
+        found = "nothing was graded" if self.figure is None else describe_share(self.figure)
+        verdict = f"{self.verdict} (certain at 95%)" if self.verdict != UNDECIDED else f"is {self.verdict}"
+        return f"{self.claim} {verdict}: {found} on {counted(self.seeds, 'seed')}"
+
+
+def looks(n_seeds: int) -> list[int]:
+    """The numbers of graded seeds at which the suite looks: all, half of them and so on, the fewest first.
+
+    It looks until the interval of the figure lies on one side of the limit. How many looks there can be is known
+    beforehand, and each has an equal part of the 5%: all intervals together hold with 95%.
+    """
+    counts = [n_seeds]
+    while counts[0] >= 2 * FIRST_LOOK:
+        counts.insert(0, counts[0] // 2)
+    return counts
+
+
+def verdict(figure: Estimate, limit: float) -> str:
+    """Whether a figure is within a limit, if its interval lies on one side of it."""
+    return HOLDS if figure.high <= limit else FAILS if figure.low > limit else UNDECIDED
+
+
+def decide_suite(suite: SuiteRun, before: SuiteDecision, baseline: Baseline | None) -> SuiteDecision:
+    """The verdict by what a suite has graded so far. before: that of the look before."""
+    name, limit = read_claim(before.claim)
+    if name == "mce":
+        errors = suite.corruption_errors(baseline)
+        if errors.mce is None or errors.mce_interval is None:
+            raise UsageError(
+                f"mce needs a baseline that makes errors, but {errors.baseline} makes none: choose another"
+            )
+        figure = Estimate(errors.mce, *errors.mce_interval)
+    else:
+        assert suite.mean_error is not None
+        figure = suite.mean_error
+    levels = [grade for grades in suite.grades.levels.values() for grade in grades]
+    passes = before.passes + sum(grade.passes for grade in levels)
+    return replace(before, verdict=verdict(figure, limit), seeds=levels[0].seeds, passes=passes, figure=figure)

@@ -25,10 +25,9 @@ from themis.runs.run import Run, SliceRate
 from themis.runs.store.reader import Reader
 from themis.runs.trust import Trusted
 from themis.settings import HOLDS, MAX_RISK, UNDECIDED, claimed_limit
-from themis.suites.decide import SuiteDecision
 from themis.suites.folder import is_suite, name_suites
 from themis.suites.options import read_claim
-from themis.suites.result import CorruptionErrors, Rebuild, SuiteRun, open_members
+from themis.suites.result import CorruptionErrors, Rebuild, SuiteDecision, SuiteRun, open_members
 from themis.target.blackbox import BlackBox
 from themis.target.estimator import Estimator
 from themis.text import counted, percent
@@ -165,10 +164,7 @@ class Gates:
                 )
 
     def check_target(self, target: object, preset: str | None) -> None:
-        """Refuse gates on the coverage of an estimator, which has no layers, before a campaign runs.
-
-        Whether another function returns activations is known only when it is called.
-        """
+        """Refuse gates on the coverage of an estimator, which is known to have no layers before a campaign runs."""
         if not isinstance(target, BlackBox) or not isinstance(target.predict, Estimator) or preset == "paper":
             return
         for name, _ in self.fail_under:
@@ -440,10 +436,7 @@ def check_suite_gates(
     rebuild_baseline: Rebuild | None = None,
     remedy: str = "",
 ) -> GateResults:
-    """Check every member of a suite against gates; a baseline is a suite too.
-
-    rebuild, rebuild_baseline: how the first member of each suite is opened, for models that are elsewhere now.
-    """
+    """Check the members of a suite; `rebuild`, `rebuild_baseline`: how the first ones are opened if models moved."""
     with ExitStack() as stack:
         members = stack.enter_context(open_members(suite, rebuild, gates.trust))
         baseline = None

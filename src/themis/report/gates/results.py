@@ -34,7 +34,6 @@ class GateResult:
     text: str
     """The value and the limit, in words."""
     remedy: str = ""
-    """What to do if the gate has failed."""
     is_judged: bool = True
     """False if there are too few tests to judge; the gate has then not failed either."""
 
@@ -61,7 +60,6 @@ class GateResults:
     """The most telling faults; with a baseline, new faults come first."""
     diff: Diff | None = field(default=None, repr=False)
     folder: Path | None = None
-    """The folder of the run or the suite, if there is one."""
     members: tuple[tuple[str, GateResults], ...] | None = None
     """The results of each member of a suite, by its name; None for a run."""
 
@@ -274,10 +272,7 @@ def legal(text: str) -> str:
 
 
 def write_junit(path: str | Path, results: GateResults, *, report: str | Path | None = None) -> None:
-    """Write one test suite per run; an earlier file of this function is replaced, any other is refused.
-
-    report: the report of the run, named in the output.
-    """
+    """Write one test suite per run, which names its report; only an earlier file of this function is replaced."""
     root = Element("testsuites")
     for k, (_, part) in enumerate(results.parts):
         _add_suite(root, k, part, [] if report is None else [f"report: {report}"])

@@ -52,10 +52,7 @@ SITE = f"{os.sep}site-packages{os.sep}"
 
 @dataclass
 class RobustnessTest:
-    """Runs campaigns for one test.
-
-    Options on the command line take precedence over those of the call, the markers and the ini file, in this order.
-    """
+    """Runs campaigns for one test; options of the command line win over the call, the markers and the ini file."""
 
     item: pytest.Item
     overrides: dict[str, Any]
@@ -65,7 +62,6 @@ class RobustnessTest:
     folder: Path | None
     """Where run folders are kept."""
     temporary: Callable[[str], Path]
-    """Makes a temporary folder."""
     replay: str | None = None
     """A fault to replay instead of the campaign, as RUN:FAULT."""
     calls: int = 0
@@ -101,7 +97,10 @@ class RobustnessTest:
             report, reason = _write_report(folder) if results.has_failed or self.folder is not None else (None, "")
             self.item.user_properties.extend(properties_of(run, folder, report, self.calls))
             if results.has_failed:
-                test = None if options.get("origin") is not None else _name_on_command_line(self.item)
+                test = None
+                if options.get("origin") is None:  # the name as it is typed where the session was started
+                    path = os.path.relpath(self.item.path, self.item.config.invocation_params.dir)
+                    test = "::".join([path, *node_id(self.item).split("::")[1:]])
                 pytest.fail(describe_failure(run, results, folder, str(report or reason), test), pytrace=False)
             return run
 
@@ -253,12 +252,6 @@ def _split(fault: str) -> tuple[Path, int]:
     if not folder or not id.isdecimal():
         raise UsageError(f"--themis-replay must have the form RUN:FAULT, got {fault!r}: write it like runs/first:1204")
     return Path(folder), int(id)
-
-
-def _name_on_command_line(item: pytest.Item) -> str:
-    """The name of a test as it is typed in the folder where the session was started."""
-    path = os.path.relpath(item.path, item.config.invocation_params.dir)
-    return "::".join([path, *node_id(item).split("::")[1:]])
 
 
 def _write_report(folder: Path, *, is_suite: bool = False) -> tuple[Path | None, str]:

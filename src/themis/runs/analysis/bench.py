@@ -78,8 +78,7 @@ class TestBench:
 
     def strength(self, theta: NDArray[Any]) -> NDArray[np.float64]:
         """The strength of a disturbance: the largest share over the dimensions, 0 to 1."""
-        strength: NDArray[np.float64] = self.shares(theta).max(-1)
-        return strength
+        return np.asarray(self.shares(theta).max(-1))
 
     def run(self, rows: Ints, theta: Floats, noise_seed: Ints, size: int | None = None) -> Outcomes:
         """Run tests in chunks of `size`."""
@@ -116,8 +115,7 @@ class TestBench:
 
     def usable(self) -> Ints:
         """Rows of the seeds that a campaign tests: those that the model answers correctly without a disturbance."""
-        usable: Ints = self.calculator.clean.usable.cpu().numpy()
-        return usable
+        return np.asarray(self.calculator.clean.usable.cpu())
 
 
 def rows_of(seed_id: Ints, seeds: Seeds) -> Ints:
@@ -142,10 +140,7 @@ def tests_of(faults: Sequence[Fault], seeds: Seeds) -> Tests:
 
 @contextmanager
 def open_bench(
-    run: Run,
-    seed_id: Ints | None = None,
-    chunk: int | None = None,
-    on_progress: OnProgress = ignore_progress,
+    run: Run, seed_id: Ints | None = None, chunk: int | None = None, on_progress: OnProgress = ignore_progress
 ) -> Iterator[TestBench]:
     """A bench for these seeds, by default all; chunk: tests per forward pass, by default as recorded."""
     passes_before = run.handle.passes

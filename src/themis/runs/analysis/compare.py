@@ -17,18 +17,8 @@ from themis.errors import DataError, ModelError, UsageError
 from themis.judge.estimate import Estimate
 from themis.judge.risk import fault_rate, mean_estimate, mean_p_value
 from themis.measure.tests import Bools, Floats, Ints
+from themis.runs.analysis import diff
 from themis.runs.analysis.bench import Outcomes, TestBench, open_bench
-from themis.runs.analysis.diff import (
-    Diff,
-    Overlap,
-    PairedClean,
-    PairedRates,
-    PairedStrength,
-    PairedTests,
-    ReplayedFaults,
-    show_difference,
-    show_p_value,
-)
 from themis.runs.analysis.shrink import robustness
 from themis.runs.estimates import N_PARTS
 from themis.runs.fault import Fault
@@ -63,10 +53,7 @@ class DiffOptions:
 
 
 class Side:
-    """One of two runs that are compared.
-
-    name: of a run without a folder. remedy: how to name the model if it is not the one that was tested.
-    """
+    """One of two runs that are compared; `name` is that of a run without a folder, `remedy` how to name its model."""
 
     def __init__(self, run: Run, name: str = "the run", remedy: str = MODEL_REMEDY) -> None:
         self.run, self.name, self.remedy = run, str(run.folder or name), remedy
@@ -113,7 +100,7 @@ class Side:
             )
 
 
-def diff_runs(first: Side, second: Side, options: DiffOptions) -> Diff:
+def diff_runs(first: Side, second: Side, options: DiffOptions) -> diff.Diff:
     """Compare two runs, as `themis.diff` does."""
     check_perturbations(first, second)
     if options.kind == "techniques" and first.tested.model != second.tested.model:
@@ -171,7 +158,7 @@ TECHNIQUE_VERDICTS = {
 }
 
 
-def compare_techniques(first: Side, second: Side, comparisons: int = 1) -> Diff:
+def compare_techniques(first: Side, second: Side, comparisons: int = 1) -> diff.Diff:
     """Compare the distinct faults and the failing seeds of two runs; one of `comparisons` that are made together."""
     if first.tested.data != second.tested.data:
         raise DataError(
@@ -183,7 +170,7 @@ def compare_techniques(first: Side, second: Side, comparisons: int = 1) -> Diff:
     )
     seeds_first, seeds_second = ({seed for seed, _ in faults} for faults in (faults_first, faults_second))
     only_first, only_second = len(seeds_first - seeds_second), len(seeds_second - seeds_first)
-    overlap = Overlap(
+    overlap = diff.Overlap(
         len(faults_first & faults_second),
         len(faults_first - faults_second),
         len(faults_second - faults_first),
@@ -207,7 +194,7 @@ def compare_techniques(first: Side, second: Side, comparisons: int = 1) -> Diff:
         notes.append("the budgets differ: more passes find more faults")
     if first.theta != second.theta:
         notes.append("the ranges of theta differ: the wider range breaks more seeds")
-    return Diff("techniques", verdict, sentence, a, b, overlap=overlap, notes=tuple(notes))
+    return diff.Diff("techniques", verdict, sentence, a, b, overlap=overlap, notes=tuple(notes))
 
 
 def mcnemar(n_first: int, n_second: int) -> float:
@@ -227,7 +214,6 @@ NOISE_DRAWS = 8
 MAX_REPLAYED = 5000
 """Distinct faults per run that are replayed; of more, this many spread evenly over the campaign."""
 SEEDS_AT_ONCE = 1000
-"""Seeds whose inputs are compared at a time."""
 
 Box = tuple[Floats, Floats]
 
@@ -248,8 +234,7 @@ class Model:
 
     @property
     def seed_id(self) -> Ints:
-        seed_id: Ints = self.bench.seeds.seed_id.numpy()[self.rows]
-        return seed_id
+        return np.asarray(self.bench.seeds.seed_id.numpy()[self.rows])
 
     def run(self, place: Ints, theta: Floats, noise_seed: Ints) -> Outcomes:
         """Run tests of the seeds at these places."""
@@ -260,11 +245,8 @@ class Model:
 Models = tuple[Model, Model]
 
 
-def compare_versions(first: Side, second: Side, n_tests: int, random_seed: int, comparisons: int = 1) -> Diff:
-    """Run the faults of both runs, and `n_tests` new tests, on both models.
-
-    comparisons: how many pairs of runs are compared together, whose intervals shall hold together.
-    """
+def compare_versions(first: Side, second: Side, n_tests: int, random_seed: int, comparisons: int = 1) -> diff.Diff:
+    """Run the faults of both runs and `n_tests` new tests on both models; one of `comparisons` made together."""
     facts = (first.facts(), second.facts())
     for side in (first, second):
         side.check_model()
@@ -299,7 +281,7 @@ def compare_versions(first: Side, second: Side, n_tests: int, random_seed: int, 
     ):
         notes.append("both models have the same weights and behave alike: compare the techniques instead")
     verdict, sentence = _judge(paired, clean)
-    return Diff("versions", verdict, sentence, *facts, paired, gone, new, clean=clean, notes=tuple(notes))
+    return diff.Diff("versions", verdict, sentence, *facts, paired, gone, new, clean=clean, notes=tuple(notes))
 
 
 def _notes_of_models(shared: Models) -> list[str]:
@@ -322,7 +304,7 @@ def _notes_of_models(shared: Models) -> list[str]:
     return notes
 
 
-def _notes_of_faults(name: str, replayed: ReplayedFaults) -> list[str]:
+def _notes_of_faults(name: str, replayed: diff.ReplayedFaults) -> list[str]:
     counts = {
         "not reproduced by the model of that run": len(replayed.lost),
         "outside of what was compared": len(replayed.apart),
@@ -333,15 +315,15 @@ def _notes_of_faults(name: str, replayed: ReplayedFaults) -> list[str]:
     ]
 
 
-def _judge(paired: PairedTests, clean: PairedClean | None) -> tuple[str, str]:
+def _judge(paired: diff.PairedTests, clean: diff.PairedClean | None) -> tuple[str, str]:
     """There is a difference if its interval excludes 0; a suite mentions its clean accuracy once, not per member."""
     verdict = {1: "worse", -1: "better", 0: "even"}[paired.difference.sign]
     text = "No difference that these tests can show" if verdict == "even" else f"The model after is {verdict}"
     together = "" if paired.comparisons == 1 else f" for all {paired.comparisons} comparisons together"
     sentence = (
         f"{text}: fault rate {percent(paired.after.value, 2)} after, {percent(paired.before.value, 2)} before on the "
-        f"same {paired.tests:,} tests of {paired.seeds:,} seeds ({show_difference(paired.difference, together)}; "
-        f"{show_p_value(paired.p_value)}, {paired.seeds_worse:,} seeds worse, {paired.seeds_better:,} better)."
+        f"same {paired.tests:,} tests of {paired.seeds:,} seeds ({diff.show_difference(paired.difference, together)}; "
+        f"{diff.show_p_value(paired.p_value)}, {paired.seeds_worse:,} seeds worse, {paired.seeds_better:,} better)."
     )
     if clean is not None and clean.difference.sign and paired.comparisons == 1:
         word = "better" if clean.difference.sign > 0 else "worse"
@@ -397,13 +379,13 @@ def _are_equal(first: Seeds, second: Seeds, a: Ints, b: Ints) -> Bools:
     return is_equal
 
 
-def _compare_clean(shared: Models) -> PairedClean | None:
+def _compare_clean(shared: Models) -> diff.PairedClean | None:
     """The clean accuracy of both models; None without labels, when every answer counts as correct."""
     if any(model.bench.calculator.clean.labels is None for model in shared):
         return None
     before, after = (model.is_correct.astype(np.int64) for model in shared)
     rates = paired_rates(np.ones_like(before), before, after)
-    return PairedClean(**vars(rates), seeds=len(before))
+    return diff.PairedClean(**vars(rates), seeds=len(before))
 
 
 def _usable_by_both(shared: Models) -> Models:
@@ -418,7 +400,7 @@ def _usable_by_both(shared: Models) -> Models:
     return first[is_usable], second[is_usable]
 
 
-def _run_paired(models: Models, box: Box, n: int, random_seed: int, comparisons: int) -> PairedTests:
+def _run_paired(models: Models, box: Box, n: int, random_seed: int, comparisons: int) -> diff.PairedTests:
     """Draw n tests, every seed once before any twice, and run them on both models."""
     bench, seed_id = models[0].bench, models[0].seed_id
     rows = np.arange(len(seed_id))
@@ -452,12 +434,12 @@ def _run_paired(models: Models, box: Box, n: int, random_seed: int, comparisons:
     }
     counts: dict[str, Any] = {name: int(mask.sum()) for name, mask in masks.items()}
     by_strength = _by_strength(bench.strength(tests.theta), position, was_run, before, after)
-    return PairedTests(**vars(rates), **counts, comparisons=comparisons, by_strength=by_strength)
+    return diff.PairedTests(**vars(rates), **counts, comparisons=comparisons, by_strength=by_strength)
 
 
 def _by_strength(
     strength: Numbers, position: Ints, was_run: Bools, before: Bools, after: Bools
-) -> tuple[PairedStrength, ...]:
+) -> tuple[diff.PairedStrength, ...]:
     """The share of correct answers of both models in equal parts of the strength."""
     parts, part = [], np.minimum((strength * N_PARTS).astype(np.int64), N_PARTS - 1)
     for k in range(N_PARTS):
@@ -465,13 +447,13 @@ def _by_strength(
         tests, *failed = (_by_seed(position, is_inside & mask, n) for mask in (was_run, before, after))
         rates = [fault_rate(tests, tests - faults) for faults in failed]
         if rates[0] is not None and rates[1] is not None:
-            parts.append(PairedStrength(k / N_PARTS, (k + 1) / N_PARTS, int(is_inside.sum()), rates[0], rates[1]))
+            parts.append(diff.PairedStrength(k / N_PARTS, (k + 1) / N_PARTS, int(is_inside.sum()), rates[0], rates[1]))
     return tuple(parts)
 
 
 def _replay_on_other(
     faults: Sequence[Fault], other_faults: Sequence[Fault], own: Model, other: Model, box: Box
-) -> ReplayedFaults:
+) -> diff.ReplayedFaults:
     """How the faults of one run fare on the model of the other."""
     left_out = max(0, len(faults) - MAX_REPLAYED)
     if left_out:
@@ -487,8 +469,7 @@ def _replay_on_other(
         """Which of the faults `at` break the model with this noise."""
         if not len(at):
             return np.zeros(0, dtype=bool)
-        is_fault: Bools = model.run(place[at], theta[at], noise)["is_fault"]
-        return is_fault
+        return model.run(place[at], theta[at], noise)["is_fault"]
 
     at = np.flatnonzero(is_shared)
     is_reproduced = breaks(own, at, noise_seed[at])
@@ -503,7 +484,7 @@ def _replay_on_other(
     def ids(at: Ints) -> tuple[int, ...]:
         return tuple(sorted(faults[k].id for k in at.tolist()))
 
-    return ReplayedFaults(
+    return diff.ReplayedFaults(
         gone=ids(at[~is_near]),
         moved=ids(at[is_near]),
         still=ids(still),
@@ -536,7 +517,7 @@ LEVEL = 0.05
 """A difference counts if chance alone would produce one at least as large less often than this."""
 
 
-def paired_rates(tests: Ints, before: Ints, after: Ints, comparisons: int = 1) -> PairedRates:
+def paired_rates(tests: Ints, before: Ints, after: Ints, comparisons: int = 1) -> diff.PairedRates:
     """The rates before and after, and the test of their difference, from tests and faults per seed of the same tests.
 
     The difference is tested as the mean of the seeds' own differences, which lie in -1..1, with Gaffke's limits: tests
@@ -552,4 +533,4 @@ def paired_rates(tests: Ints, before: Ints, after: Ints, comparisons: int = 1) -
     value = rate_after.value - rate_before.value
     low, high = (2 * limit - 1 for limit in (share.low, share.high))
     p_value = min(1.0, comparisons * mean_p_value(shares, 0.5))
-    return PairedRates(rate_before, rate_after, Estimate(value, min(value, low), max(value, high)), p_value)
+    return diff.PairedRates(rate_before, rate_after, Estimate(value, min(value, low), max(value, high)), p_value)

@@ -28,7 +28,6 @@ from themis.text import percent
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 CLUSTERED_COMPONENTS = 20
-"""Principal components that are clustered."""
 CLUSTERED_SEEDS = 2000
 """Seeds that clusters are formed from; every other one joins the nearest."""
 LEAST_SILHOUETTE = 0.1
@@ -38,10 +37,7 @@ N_CLASSES = 3
 
 
 def group_by_content(run: AnyRun, most: int = 20) -> list[Group]:
-    """Group faults whose seeds look alike, largest group first: at most `most` groups.
-
-    The model of the run is run once on the seeds that have a fault.
-    """
+    """Run the model on the seeds with a fault, and group those that look alike, the largest group first."""
     if most < 1:
         raise UsageError(f"most must be 1 or more groups, got {most}: leave it out for 20")
     run = as_run(run)

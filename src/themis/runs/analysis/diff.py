@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from themis.runs.fault import Fault
 
 N_LISTED_IDS = 20
-"""Ids that a line lists."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,7 @@ class PairedRates:
 
 @dataclass(frozen=True)
 class PairedTests(PairedRates):
-    """Fault rates on tests drawn uniformly from what both runs share, run on both models.
-
-    Counts are tests unless they name seeds.
-    """
+    """Fault rates of tests drawn from what both runs share, run on both models; counts are of tests or of seeds."""
 
     seeds: int
     tests: int
@@ -143,7 +139,6 @@ class Diff:
     verdict: str
     """The second run compared with the first: better, worse or even; for techniques more, fewer or even."""
     sentence: str
-    """The verdict with its figures."""
     before: dict[str, Any]
     """What the first campaign achieved."""
     after: dict[str, Any]
@@ -187,13 +182,11 @@ class Diff:
     def as_dict(self) -> dict[str, Any]:
         """The result as plain data."""
         plain = {name: value for name, value in vars(self).items() if name != "curves"}
-        for name in ("paired", "overlap", "clean"):
-            plain[name] = None if plain[name] is None else asdict(plain[name])
         for name in ("faults_before", "faults_after"):
             plain[name] = plain[name] and {key: ids for key, ids in vars(plain[name]).items() if key != "shown"}
         plain |= {"fixed": self.fixed, "new": self.new, "still": self.still}
         plain["robustness"] = None if self.curves is None else [curve.as_dict() for curve in self.curves]
-        return {name: json_safe(value) for name, value in plain.items()}
+        return dict(json_safe(plain))
 
     def rows(self) -> list[tuple[str, ...]]:
         """A table of name, before and after."""
@@ -244,7 +237,8 @@ class Diff:
     def markdown(self) -> str:
         """A Markdown page: the verdict, the table, the faults, the notes."""
         head = ("", *(("before", "after") if self.kind == "versions" else ("first", "second")))
-        text = [f"## {_TITLES[self.kind]}", "", f"**{escape(self.sentence)}**", "", *table(head, self.rows()), ""]
+        title = "Two versions of a model" if self.kind == "versions" else "Two techniques on one model"
+        text = [f"## {title}", "", f"**{escape(self.sentence)}**", "", *table(head, self.rows()), ""]
         text += [f"- {escape(line)}" for line in (*self.lines(), *self.notes)]
         if self.new_faults:
             text += ["", "New faults, the most telling first:", ""]
@@ -259,9 +253,6 @@ class Diff:
 def replay_command(run: str, *ids: int) -> str:
     """The command that runs these faults again."""
     return f"themis replay {quote(run)} {' '.join(map(str, ids))}".rstrip()
-
-
-_TITLES = {"versions": "Two versions of a model", "techniques": "Two techniques on one model"}
 
 
 def _line(category: str, ids: Sequence[int], n: int, run: str) -> str:

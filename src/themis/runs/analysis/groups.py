@@ -77,7 +77,6 @@ class Group:
     text: str
     """What the faults have in common, in words."""
     ids: tuple[int, ...] = field(repr=False)
-    """Numbers of the faults."""
     n_seeds: int
     representatives: tuple[Fault, ...] = field(repr=False)
     """Faults to look at, the most telling first; one per seed and wrong outcome."""
@@ -317,10 +316,7 @@ def describe_members(faults: Faults, is_member: NDArray[np.bool_], n_shown: int)
 
 
 def _representatives(columns: dict[str, Array], at: Ints, n: int) -> list[int]:
-    """Positions of the most telling faults: every outcome once before any twice, and no seed twice.
-
-    Among the outcomes, frequent ones come first.
-    """
+    """Positions of the most telling faults: every outcome once before any twice, frequent ones first, no seed twice."""
     score = telling(columns["distance"][at], columns["confidence"][at])
     pairs = list(zip(columns["clean_answer"][at].tolist(), columns["answer"][at].tolist(), strict=True))
     seeds = columns["seed_id"][at].tolist()
@@ -384,10 +380,7 @@ is proper for any number of categories, so that a column with many categories do
 
 
 def find_classes(columns: Sequence[Ints], most: int = CLASSES) -> Ints:
-    """The latent class of each row, largest class first: the cut of Ward's tree that explains the columns best.
-
-    columns: categories as whole numbers.
-    """
+    """The latent class of each row of categories, largest first: the cut of Ward's tree that explains them best."""
     from scipy.cluster.hierarchy import fcluster, linkage
 
     columns = [np.unique(column, return_inverse=True)[1] for column in columns]  # from 0, each of which occurs

@@ -91,29 +91,20 @@ class Baseline:
 
     calculator: Calculator = field(repr=False)
     scale: dict[str, Tensor] = field(repr=False)  # each neuron's mean sensitivity, by layer
-    slopes: list[Floats] = field(repr=False)  # of each layer's fit
-    unscaled: list[Floats] = field(repr=False)  # its covariance for a standard deviation of 1
-    spread: Floats
+    fits: list[tuple[Floats, Floats, float]] = field(repr=False)  # of each layer, see `_fit`
     n_tests: int
 
     def predict(self, k: int, logs: Floats) -> tuple[Floats, Floats]:
         """The predicted value of layer `k` and its standard deviation, which grows away from the ordinary tests."""
-        design = _design(logs, k)
-        leverage = np.einsum("tp,pq,tq->t", design, self.unscaled[k - 1], design)
-        return design @ self.slopes[k - 1], self.spread[k - 1] * np.sqrt(1 + leverage)
+        design, (slopes, unscaled, spread) = _design(logs, k), self.fits[k - 1]
+        leverage = np.einsum("tp,pq,tq->t", design, unscaled, design)
+        return design @ slopes, spread * np.sqrt(1 + leverage)
 
 
 def learn_baseline(
-    run: AnyRun,
-    n: int = ORDINARY,
-    random_seed: int = 0,
-    *,
-    on_progress: OnProgress = ignore_progress,
+    run: AnyRun, n: int = ORDINARY, random_seed: int = 0, *, on_progress: OnProgress = ignore_progress
 ) -> Baseline:
-    """Run ordinary tests, with the run's seeds and uniform theta, and learn from those that the model passes.
-
-    on_progress: as for `shrink`.
-    """
+    """Run ordinary tests, of the run's seeds with uniform theta, and learn from those that the model passes."""
     run = as_run(run)
     seed_id = run.handle.seeds.seed_id.numpy()
     spread = np.linspace(0, len(seed_id) - 1, min(n, len(seed_id))).round().astype(np.int64)
@@ -131,14 +122,7 @@ def learn_baseline(
             mean.clamp_(min=max(float(LEAST_SENSITIVITY * mean.square().mean().sqrt()), 1e-12))
         logs = _log_changes(calculator, tests, scale, lambda n_done: tell(len(tests) + n_done))
     fits = [_fit(_design(logs, k), logs[:, k]) for k in range(1, logs.shape[1])]
-    return Baseline(
-        calculator,
-        scale,
-        [slopes for slopes, _, _ in fits],
-        [unscaled for _, unscaled, _ in fits],
-        np.array([spread for _, _, spread in fits]),
-        len(tests),
-    )
+    return Baseline(calculator, scale, fits, len(tests))
 
 
 def locate(

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +16,11 @@ from themis.judge.risk import weighted_fault_rate
 from themis.measure.tests import Floats
 from themis.perturb.distribution import Distribution, read_distribution
 from themis.perturb.names import split_outside
-from themis.perturb.perturbation import Theta
 from themis.reading import MAX_YAML, parse_yaml, read_regular
-from themis.runs.estimates import read_progress
+from themis.runs.estimates import read_progress, recorded_space
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import theta_column
-from themis.search.policy import UNIFORM_STREAM, Space
+from themis.search.policy import UNIFORM_STREAM
 from themis.text import counted
 
 LEAST_EFFECTIVE = 50
@@ -70,7 +68,7 @@ def rate_in_operation(run: str | Path, profile: str | Path | Mapping[str, str]) 
                 raise UsageError(f"{run} was run with {name}, so its tests cannot be weighted again: run it without")
         columns = ", ".join(map(theta_column, dimensions))
         rows = reader.select(columns, "stream = 'uniform' AND id < ?", (progress.tests,))
-    counter, space = np.arange(n_tests), _space(record)
+    counter, space = np.arange(n_tests), recorded_space(record)
     drawn = space.uniform_tests(counter, UNIFORM_STREAM, counter)
     is_fault = np.isin(_as_words(drawn.theta), _as_words(np.array(rows, dtype=np.float32).reshape(-1, len(dimensions))))
     if is_fault.sum() < 0.99 * len(rows):
@@ -94,21 +92,6 @@ def rate_in_operation(run: str | Path, profile: str | Path | Mapping[str, str]) 
         )
     rate = weighted_fault_rate(drawn.seed, is_fault, weight)
     return OperationalRate(rate, {name: str(each) for name, each in wanted.items()}, n_tests, effective)
-
-
-def _space(record: dict[str, Any]) -> Space:
-    """The space of a run as its record has it; its seeds are numbered from 0, and nothing is known of their answers."""
-    thetas = tuple(
-        Theta(each["name"], each["low"], each["high"], each["identity"], distribution=each.get("distribution"))
-        for each in record["theta"]
-    )
-    low, high, identity = (
-        np.array([getattr(theta, name) for theta in thetas], dtype=np.float32) for name in ("low", "high", "identity")
-    )
-    seeds = np.arange(record["start"]["n_usable"])
-    margin = np.zeros(len(seeds), dtype=np.float32)
-    random_seed = record["settings"]["random_seed"]
-    return Space(seeds, seeds, margin, low, high, identity, is_random=True, random_seed=random_seed, theta=thetas)
 
 
 def _as_words(theta: Floats) -> NDArray[np.void]:

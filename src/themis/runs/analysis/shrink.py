@@ -22,6 +22,7 @@ from themis.runs.display.text import RANDOM, UNBROKEN
 from themis.runs.fault import Fault
 from themis.runs.replay import AnyRun, as_run
 from themis.runs.run import StrengthPart
+from themis.runs.store.files import json_safe
 from themis.search.policy import Space
 
 BISECTIONS = 10
@@ -68,7 +69,6 @@ class ShrunkFault:
     linf: float
     ssim: float | None
     passes: int
-    """Passes spent on shrinking."""
     sentence: str
 
     @property
@@ -78,11 +78,7 @@ class ShrunkFault:
 
     def as_dict(self) -> dict[str, Any]:
         """The fault as plain data; numbers that JSON cannot represent become None."""
-        plain = {**asdict(self), "is_same": self.is_same, "not_needed": list(self.not_needed)}
-        return {
-            name: None if isinstance(value, float) and not np.isfinite(value) else value
-            for name, value in plain.items()
-        }
+        return {**json_safe(self), "is_same": self.is_same}
 
 
 def shrink(
@@ -169,8 +165,7 @@ class _Shrinker:
         """Try theta at its identity; return the faults that need more than that."""
         at = np.flatnonzero(self.is_fault & (self.theta != self.bench.identity).any(1))
         self.bench.begin("trying the identity of theta", len(at))
-        needs_more: Ints = at[~self.attempt(at, np.tile(self.bench.identity, (len(at), 1)))]
-        return needs_more
+        return np.asarray(at[~self.attempt(at, np.tile(self.bench.identity, (len(at), 1)))])
 
     def weaken(self, at: Ints) -> None:
         """Bisect the overall strength: theta on the line from the identity."""
@@ -198,8 +193,7 @@ class _Shrinker:
             is_enough = self.attempt(now, without)
             base[now[is_enough]] = without[is_enough]
             has_moved[now[is_enough]] = True
-        moved: Ints = np.flatnonzero(has_moved)
-        return moved
+        return np.flatnonzero(has_moved)
 
     def lower_dimensions(self, at: Ints) -> None:
         """Move each dimension towards its identity, the others held, until none moves."""

@@ -55,10 +55,7 @@ def describe_theta(fault: Fault) -> str:
 
 
 def describe_change(clean: object, outcome: int, answer: str | None = None) -> str:
-    """How an input was answered, such as `1 answered as 7`; clean: the answer to the clean input, or None.
-
-    answer: the outcome as it is shown, by default its number.
-    """
+    """How an input was answered, such as `1 answered as 7`; by default, the answer is the number of the outcome."""
     if outcome < 0:
         return "no finite output" if clean is None else f"{clean} without a finite output"
     answered = f"answered as {outcome if answer is None else answer}"
@@ -98,7 +95,7 @@ def describe_answer(answer: int, value: float | None, confidence: float, outcome
     return f"{outcome or answer} ({', '.join(details)})" if details else outcome or str(answer)
 
 
-def pictures(shown: FaultInputs | Replay) -> list[Pixels]:
+def pictures(shown: FaultInputs) -> list[Pixels]:
     """The clean input, the disturbed one and their amplified difference, `[height, width(, 3)]`; none for tables."""
     clean, disturbed = shown.clean_inputs.float().cpu(), shown.inputs.float().cpu()
     if is_signal(tuple(clean.shape)):
@@ -119,10 +116,7 @@ def pictures(shown: FaultInputs | Replay) -> list[Pixels]:
 
 
 def strip(drawn: list[Pixels], least: int = 112) -> Pixels:
-    """Pictures side by side in colour, `[height, width, 3]`, or wide ones one below the other.
-
-    Small ones are enlarged to a height of `least` pixels.
-    """
+    """Pictures side by side, `[height, width, 3]`, wide ones below one another, enlarged to a height of `least`."""
     is_wide = drawn[0].shape[1] > WIDE_RATIO * drawn[0].shape[0]
     factor = max(1, -(-(least // 2 if is_wide else least) // drawn[0].shape[0]))
     parts = []
@@ -179,7 +173,6 @@ def to_pixels(pictures: Tensor, bounds: tuple[float, float], max_side: int | Non
 FRAMES = 6
 """Frames that are shown at most: the first, the last, and some between them."""
 FRAME_GAP = 1
-"""Pixels between two frames."""
 
 
 def is_clip(shape: tuple[int, ...]) -> bool:
@@ -246,8 +239,7 @@ def plot_signals(axes: Any, signals: list[tuple[Tensor, str]]) -> None:
 
 def _shown(signal: Tensor) -> NDArray[np.float64]:
     """The channels that are drawn; values that are not finite are drawn as zeros."""
-    values: NDArray[np.float64] = signal[:MAX_CHANNELS].double().cpu().nan_to_num(0.0, 0.0, 0.0).numpy()
-    return values
+    return np.asarray(signal[:MAX_CHANNELS].double().cpu().nan_to_num(0.0, 0.0, 0.0))
 
 
 def _limits(*channels: NDArray[np.float64]) -> tuple[float, float]:
@@ -263,8 +255,7 @@ def _mask(values: NDArray[np.float64], limits: tuple[float, float]) -> NDArray[n
     rows = np.rint((limits[1] - fine) / (limits[1] - limits[0]) * (CURVE_HEIGHT - 1 - 8)).astype(int) + 4
     spans = rows[np.arange(CURVE_WIDTH)[:, None] * steps + np.arange(steps + 1)]
     down = np.arange(CURVE_HEIGHT)[:, None]
-    is_curve: NDArray[np.bool_] = (down >= spans.min(1)) & (down <= spans.max(1))
-    return is_curve
+    return np.asarray((down >= spans.min(1)) & (down <= spans.max(1)))
 
 
 CLASS_COLOURS = ("#e6194b", "#3cb44b", "#4d8dff", "#ffb000", "#d05ce3", "#00c2c7", "#b5e61d", "#ff7f50")
@@ -329,9 +320,7 @@ def with_boxes(pixels: Pixels, boxes: Tensor, size: tuple[int, int]) -> Pixels:
 
 
 N_PICTURES = 3
-"""Faults that are drawn for a run."""
 N_ROWS = 10
-"""Faults that are listed for a collection of faults."""
 SIDE = 112
 """Height of a picture in pixels."""
 PICTURE_TITLES = ("clean", "disturbed", "difference, amplified")
@@ -383,7 +372,7 @@ def show_faults(faults: Faults) -> str:
     ]
     part = f", of which the {len(telling)} most telling are shown" if len(faults) > len(telling) else ""
     text = f"{len(faults):,} faults by {faults.perturbation}{part}; to_pandas() returns all."
-    return f"<div><p>{escape(text)}</p>{_table(head, rows)}</div>"
+    return f"<div><p>{escape(text)}</p>{html_table(head, rows)}</div>"
 
 
 def _pictures(fault: Fault) -> list[Pixels]:
@@ -417,7 +406,8 @@ def _pairs(rows: Iterable[tuple[str, str]]) -> str:
     return f"<table>{lines}</table>"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of plain text."""
     top = "".join(f"<th>{escape(title)}</th>" for title in head)
     lines = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table>"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from themis.runs.analysis.diff import Diff
     from themis.runs.analysis.shrink import Robustness
-    from themis.runs.fault import Fault, FaultInputs, Replay
+    from themis.runs.fault import Fault, FaultInputs
     from themis.runs.run import Run
 
 INK, RIGHT, WRONG, QUIET, FAINT, BLUE = "#1a1a1a", "#1b7f4b", "#b3261e", "#6b6b6b", "#b8c2cc", "#1f5f99"
@@ -54,7 +54,7 @@ def draw_faults(run: Run, path: str | Path, *, n: int = 12, classes: Sequence[st
 
 
 def draw_pairs(
-    pairs: Sequence[tuple[Fault, FaultInputs | Replay]],
+    pairs: Sequence[tuple[Fault, FaultInputs]],
     file: str | Path | BinaryIO,
     title: str,
     classes: Sequence[str] | None = None,
@@ -156,10 +156,7 @@ def save_figure(figure: Any, file: str | Path | BinaryIO, *, dpi: int, format: s
 
 
 def blank_figure(width: float, height: float) -> Any:
-    """An empty Matplotlib figure of a size in inches, made without pyplot: showing and saving it is up to the caller.
-
-    A notebook displays it even if pyplot was not imported.
-    """
+    """An empty Matplotlib figure of a size in inches, made without pyplot; a notebook displays it all the same."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -331,7 +328,8 @@ def robustness_figure(curve: Robustness, title: str = "Robustness") -> Any:
         axes.annotate(text, (curve.median, 0.5), xytext=(6, 4), textcoords="offset points", fontsize=9, color=QUIET)
     _label_strength(axes, curve)
     axes.set_ylabel(f"share, of {curve.n_seeds:,} seeds")
-    _add_caveat(figure, "The steps are an upper bound: weaker disturbances may break seeds too.")
+    text = "The steps are an upper bound: weaker disturbances may break seeds too."
+    figure.text(0.02, 0.01, text, fontsize=8.5, color=QUIET)
     return figure
 
 
@@ -351,7 +349,8 @@ def draw_diff(diff: Diff, file: str | Path | BinaryIO) -> None:
         _draw_curve(axes, curve, colour, f"{word}: {facts['run']}".replace("$", r"\$"), line)
     _label_strength(axes, diff.curves[0])
     axes.set_ylabel("seeds that the search could not break")
-    _add_caveat(figure, "Upper bounds, with 95% bands: weaker disturbances may break seeds too.")
+    text = "Upper bounds, with 95% bands: weaker disturbances may break seeds too."
+    figure.text(0.02, 0.01, text, fontsize=8.5, color=QUIET)
     save_figure(figure, file, dpi=130, format="png")
 
 
@@ -376,10 +375,6 @@ def _label_strength(axes: Any, curve: Robustness) -> None:
     axes.legend(frameon=False, fontsize=9, loc=BEST)
 
 
-def _add_caveat(figure: Any, text: str) -> None:
-    figure.text(0.02, 0.01, text, fontsize=8.5, color=QUIET)
-
-
 def _blank(
     title: str, *, width: float = 6.4, height: float = 3.6, size: float = 12, grid: tuple[int, int] | None = None
 ) -> tuple[Any, Any]:
@@ -401,8 +396,7 @@ def _nearest(offsets: NDArray[Any], seeds: NDArray[Any]) -> NDArray[Any]:
     """For each failing seed, the distance of its nearest fault from the identity."""
     order = np.argsort(np.abs(offsets), kind="stable")
     first = np.unique(seeds[order], return_index=True)[1]
-    nearest: NDArray[Any] = np.abs(offsets)[order][first]
-    return nearest
+    return np.asarray(np.abs(offsets)[order][first])
 
 
 def _short(name: str) -> str:

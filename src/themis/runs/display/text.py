@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from themis.judge.estimate import Estimate, describe_share
 from themis.settings import policy_name
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 UNREACHABLE = 10**10
 """A forecast of this many tests or more means that the goal is out of reach."""
 N_WORST = 3
-"""Slices that the summary names."""
 RANDOM, UNBROKEN = "correct under a random disturbance", "seeds that the search could not break"
 """What the figures and tables of robustness by strength show."""
 
@@ -263,6 +263,14 @@ class Counts:
     neurons: int
     layers: int
 
+    @staticmethod
+    def of(round: Round | None, start: Mapping[str, Any]) -> Counts:
+        """Those of a round, if there is one, and of the start of its run."""
+        names = ("tests", "dropped", "passes", "faults", "distinct_faults", "failing_seeds")
+        totals: dict[str, int] = {name: getattr(round, name, 0) for name in names}
+        seeds, given, neurons = (start.get(name, 0) for name in ("n_usable", "n_seeds", "n_neurons"))
+        return Counts(**totals, seeds=seeds, seeds_given=given, neurons=neurons, layers=len(start.get("layers", ())))
+
 
 @dataclass(frozen=True)
 class CleanScores:
@@ -292,10 +300,7 @@ def write_verdict(
     constant: str | None = None,
     is_running: bool = False,
 ) -> RunVerdict:
-    """Say whether the model breaks, and how many answers are left: clean, under random disturbance and at worst.
-
-    constant: why that says nothing, see `Start.constant`.
-    """
+    """Say how many answers are left: clean, under random disturbance, at worst; `constant`: why it says nothing."""
     if not counts.tests and not counts.faults:
         return RunVerdict("open", "No test has been counted yet." if is_running else "No test was counted.")
     if counts.tests == counts.dropped and not counts.faults:

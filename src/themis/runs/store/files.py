@@ -14,6 +14,7 @@ import sqlite3
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from secrets import token_hex
 from shlex import quote
@@ -162,9 +163,11 @@ def as_json(value: Any, indent: int | None = None) -> bytes:
 
 
 def json_safe(value: Any) -> Any:
-    """Plain data with None for every number that JSON cannot represent."""
+    """Plain data, also of dataclasses, with None for every number that JSON cannot represent."""
+    if is_dataclass(value):
+        return {each.name: json_safe(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, dict):
-        return {name: json_safe(item) for name, item in value.items()}
+        return {str(name): json_safe(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [json_safe(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -279,7 +282,7 @@ class Lock:
 class Claim:
     """A folder that only this process writes to. What it has created is removed again unless the run has begun."""
 
-    def __init__(self, path: Path, folders: Sequence[str]) -> None:
+    def __init__(self, path: Path, folders: Sequence[str], lock: str = "run.lock") -> None:
         """Create the folder with these `folders` if they do not exist, and lock it."""
         self.path, self.is_begun = path, False
         self.created: list[Path] = []  # in order
@@ -287,14 +290,19 @@ class Claim:
         try:
             with explained(path):
                 self._make_folder(path)
-                self._lock = Lock(path / LOCK)
+                self._lock = Lock(path / lock)
                 if self._lock.is_new:
-                    self.created.append(path / LOCK)
+                    self.created.append(path / lock)
                 for name in folders:
                     self._make_folder(path / name)
         except BaseException:
             self.release()
             raise
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the folder was neither deleted nor moved."""
+        return self._lock is not None and self._lock.is_held()
 
     def _make_folder(self, path: Path) -> None:
         if not path.is_dir():
@@ -508,7 +516,6 @@ def holds_only_run(path: Path) -> bool:
 
 
 def _inside(path: Path) -> list[str]:
-    """What is in the folders of a run folder."""
     return [f"{folder}/{name}" for folder in RUN_FOLDERS for name in list_folder(path / folder) or ()]
 
 

@@ -25,8 +25,8 @@ from themis.runs.store.files import is_locked
 from themis.runs.store.schema import DATABASE, MAX_JSON, REMEDY, ROUND_COLUMNS, SHARE_FORM, damage_explained, quoted
 
 if TYPE_CHECKING:
-    from themis.runs.fault import RunHandle
     from themis.runs.faults import Array, Faults
+    from themis.runs.replay import RunHandle
     from themis.runs.run import Round
     from themis.runs.store.tensors import Tensors
     from themis.runs.store.writer import Checkpoint
@@ -109,9 +109,25 @@ class Reader:
         return [(theta["name"], theta["low"], theta["high"]) for theta in self.record["theta"]]
 
     @property
+    def start(self) -> dict[str, Any]:
+        """What was known before the first test; empty until the clean sweep is done."""
+        start: dict[str, Any] = self.record.get("start", {})
+        return start
+
+    @property
     def layers(self) -> tuple[str, ...]:
-        """Names of the layers; empty until the clean sweep is done."""
-        return tuple(layer["name"] for layer in self.record.get("start", {"layers": ()})["layers"])
+        """Names of the layers."""
+        return tuple(layer["name"] for layer in self.start.get("layers", ()))
+
+    @property
+    def task(self) -> str:
+        """The name of the oracle without its parameter: wrong, changed, regression, ..."""
+        return str(self.start.get("oracle", "")).partition(":")[0]
+
+    @property
+    def classes(self) -> list[str] | None:
+        """Class names in the order of the class indices, if the data had them."""
+        return self.start.get("classes")
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
@@ -211,9 +227,7 @@ class Reader:
         theta = [schema.theta_column(name) for name in self.theta]
         columns = ", ".join([*(column.name for column in PLAIN_COLUMNS), *theta, "signature"])
         rows = self.select(columns, where, values, order, limit, table)
-        start = self.record.get("start", {})
-        task = str(start.get("oracle", "")).partition(":")[0]
-        faults = Faults(self.record["perturbation"], self.theta, self.layers, handle, task, start.get("classes"))
+        faults = Faults(self.record["perturbation"], self.theta, self.layers, handle, self.task, self.classes)
         if rows:
             faults.add(**_columns(rows, len(theta)))
         return faults

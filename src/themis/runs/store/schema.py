@@ -241,7 +241,6 @@ def _distribution(value: Any, place: str) -> None:
 
 
 def _theta(value: Any, place: str) -> None:
-    """A dimension of theta."""
     record(
         {
             **dict.fromkeys(("low", "high", "identity"), number()),
@@ -372,7 +371,6 @@ CODING = record(
 
 
 def _rows(value: Any, place: str) -> None:
-    """A table of numbers."""
     items(items(number()))(value, place)
     if len({len(row) for row in value}) != 1:
         raise ValueError(f"{place} must have rows of one length")

@@ -274,10 +274,7 @@ class TensorStore:
         return bool(is_old.any())
 
     def merge_files(self) -> dict[int, Ints]:
-        """Merge small and half-empty files if there are many; return the new files with their faults.
-
-        The old files stay until `sweep`, because the database still refers to them.
-        """
+        """Merge files that are small or half empty, if there are many; the old ones stay until `sweep`."""
         files, counts = np.unique(self._kept["file"], return_counts=True)
         live = dict(zip(files.tolist(), counts.tolist(), strict=True))
         small = [file for file in live if self._rows[file] * self._row_bytes < FEW_BYTES]
@@ -308,7 +305,6 @@ class TensorStore:
                 path.unlink(missing_ok=True)
 
     def _files(self) -> dict[int, Path]:
-        """The files in the folder by number."""
         return {int(path.stem): path for path in self.folder.iterdir() if _FILE.fullmatch(path.name)}
 
     def path(self, file: int) -> Path:

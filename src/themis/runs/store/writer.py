@@ -100,19 +100,13 @@ class Writer:
         self._write_again: Callable[[], None] | None = None
 
     def create(self, record: dict[str, Any], max_stored: int, parts: bytes | None = None) -> None:
-        """Begin to create a new run.
-
-        record: what resuming and reporting need. parts: the split of the seeds.
-        """
+        """Begin to create a run: with what resuming and reporting need, and the split of the seeds."""
         files.check_run_folder(self.path)  # again: another process may have begun a run before this one had the lock
         self._store.tensors.n, self._store.signs = max_stored, True
         self._writing = self._thread.submit(self._store.create, self._claim, record, parts)
 
     def reopen(self, record: dict[str, Any], max_stored: int, *, signs: bool = False) -> None:
-        """Resume a run; faults and rounds after the last checkpoint stay until they are measured again.
-
-        signs: whether the code that the folder names is known to be this user's or trusted.
-        """
+        """Resume a run; `signs`: whether the code that the folder names is known to be this user's or trusted."""
         self._store.tensors.n, self._store.signs = max_stored, signs
         self._store.reopen(self._claim, record)
         self._pending.stop = self._store.seen
@@ -134,10 +128,7 @@ class Writer:
         return self._store.tensors.worth_keeping(columns)
 
     def add_faults(self, stop: int, columns: dict[str, Array] | None, tensors: Tensors | None) -> int:
-        """Add the faults of the tests up to number `stop`, if there are any, and return the number of this addition.
-
-        tensors: of those that are worth keeping, at least.
-        """
+        """Add the faults of the tests up to `stop`, with the tensors worth keeping; return the addition's number."""
         self._pending.stop = self._store.seen = stop
         if columns is not None and tensors is not None:
             self._pending.columns.append(columns)
@@ -193,10 +184,7 @@ class Writer:
         return self._n_stored
 
     def _write(self, pending: _Pending, n_added: int, checkpoint: Checkpoint | None, began: float) -> None:
-        """Write what was pending, `n_added` additions in all, and a checkpoint after them.
-
-        If memory runs out, the database is as before, and the same call can be repeated.
-        """
+        """Write what was pending and a checkpoint; if memory runs out, nothing has changed, and it can be repeated."""
         with self._store.explained(), _yielding():
             state = None if checkpoint is None else self._store.write_state(checkpoint)
             stated = perf_counter()
@@ -422,7 +410,6 @@ def _transaction(database: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 
 def _record_rows(values: dict[str, Any]) -> list[tuple[str, str]]:
-    """Rows of the table `run`."""
     return [(name, files.as_json(value).decode()) for name, value in values.items()]
 
 
@@ -433,7 +420,6 @@ def _insert(database: sqlite3.Connection, statement: str, rows: Sequence[Sequenc
 
 
 def _fault_rows(columns: dict[str, Array], perturbation: str, files: list[str | None]) -> list[tuple[Any, ...]]:
-    """Rows in the order of the table's columns."""
     values: list[Sequence[Any]] = []
     for column in COLUMNS:
         if column.name == "perturbation":
@@ -460,7 +446,6 @@ def _numbers() -> NDArray[np.bytes_]:
 
 
 def _round_row(round: Round) -> list[Any]:
-    """The values of the table's columns, in order."""
     plain, coverage = asdict(round), asdict(round.coverage)
     plain["estimates"] = json.dumps({name: plain[name] for name in ROUND_ESTIMATES})
     coverage["by_layer"] = json.dumps(coverage["by_layer"])
@@ -468,7 +453,6 @@ def _round_row(round: Round) -> list[Any]:
 
 
 def _config(record: dict[str, Any]) -> bytes:
-    """The content of config.yaml."""
     import yaml
 
     return str(yaml.safe_dump(schema.config(record), sort_keys=False)).encode()
