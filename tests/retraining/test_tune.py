@@ -36,7 +36,7 @@ from themis.retraining.grading import distances, expected_grades, losses
 from themis.retraining.material import of_faults, of_tests
 from themis.retraining.recipe import Recipe
 from themis.retraining.tune import Epoch, mean_loss, tune
-from themis.retraining.weights import choose_parameters, put_channels_last, trainable_copy
+from themis.retraining.weights import choose_parameters
 from themis.target.ledger import read_ledger
 from themis.target.loaders import load_weights
 
@@ -841,32 +841,3 @@ def test_a_custom_oracle_needs_a_loss(case):
     material = replace(material, loss=nn.functional.cross_entropy)
     tuned = tune(replace(target, oracle=own), material, NOISE, recipe)
     assert tuned.best == 1
-
-
-class Views(nn.Module):
-    """Calls `view`, which refuses the output of a convolution whose channels are last."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.last = nn.Conv2d(2, 3, 3), nn.Linear(108, 2)
-
-    def forward(self, x):
-        return self.last(self.conv(x).view(len(x), -1))
-
-
-@pytest.mark.parametrize(
-    ("module", "accepts"),
-    [(nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(108, 2)), True), (Views(), False)],
-)
-def test_channels_are_last_unless_the_model_fails_then(module, accepts):
-    target, inputs = themis.Target(module), torch.rand(2, 2, 8, 8)
-    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    outputs = target.forward(inputs)
-    with trainable_copy(target) as trained:
-        put_channels_last(trained, inputs)
-        kernels = [tensor for tensor in trained.module.parameters() if tensor.ndim == 4]
-        assert [kernel.is_contiguous() for kernel in kernels] == [not accepts]
-        torch.testing.assert_close(trained.forward(inputs), outputs)
-    for name, tensor in trained.module.state_dict().items():
-        assert tensor.is_contiguous()
-        assert torch.equal(tensor, before[name])

@@ -43,7 +43,6 @@ from themis.retraining.weights import (
     choose_parameters,
     interpolate,
     load,
-    put_channels_last,
     put_weights,
     save,
     take_weights,
@@ -168,8 +167,6 @@ def tune(
     key = training_key(target, material, cases, recipe, oracle, ledger)
     loss = choose_loss(oracle, material.loss, target.module)
     with trainable_copy(target) as trained, target.opened(), ExitStack() as stack:
-        if trained.device.type == "cuda":
-            put_channels_last(trained, material.pool.take(torch.arange(2)).to(trained.device))
         parameters = choose_parameters(trained.module, recipe.layers)
         for parameter in trained.module.parameters():
             parameter.requires_grad_(any(parameter is chosen for chosen in parameters))

@@ -95,23 +95,8 @@ def trainable_copy(target: Target) -> Iterator[Target]:
     for tensor, dtype, requires_grad in flags:
         tensor.grad = None
         tensor.requires_grad_(requires_grad)
-        tensor.data = tensor.data.to(dtype).contiguous()
-
-
-def put_channels_last(target: Target, inputs: Tensor) -> None:
-    """Lay out the weights of convolutions of pictures with their channels last, which makes training on a GPU faster.
-
-    They stay as they are if the model then fails on some inputs, as one that calls `view` does.
-    """
-    weights = [tensor for tensor in _named_tensors(target.module).values() if tensor.ndim == 4]
-    for tensor in weights:
-        tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
-    try:
-        with torch.no_grad():
-            target.forward(inputs)
-    except Exception:  # whatever the model raises
-        for tensor in weights:
-            tensor.data = tensor.data.contiguous()
+        if tensor.dtype != dtype:
+            tensor.data = tensor.data.to(dtype)
 
 
 @contextmanager
