@@ -7,9 +7,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from themis.criteria.criterion import Criterion
-from themis.criteria.names import choose_criterion
-from themis.criteria.view import fit_to
+from themis.criteria import Criterion, choose_criterion
 from themis.data.seeds import Seeds, read_seeds
 from themis.errors import DataError, UsageError
 from themis.progress import step
@@ -83,14 +81,14 @@ def prepare_criterion(
                 f"its inputs must have the seeds' shape {list(seeds.shape[1:])}, got {list(data.shape[1:])}"
             )
         with step("fitting the criterion"):
-            fit_to(own, target, data)
+            own.learn_from(target, data)
     source = None if not chosen.learns else "the seeds" if train is None else "training data"
     return CampaignCriterion(own, name, leads, source, len(data))
 
 
 def choose_campaign_criterion(criterion: str | Criterion) -> Criterion:
     """The criterion with this name, or the given one, if a campaign can use it."""
-    chosen = choose_criterion(criterion)
+    chosen: Criterion = choose_criterion(criterion)
     if not chosen.can_guide:
         raise UsageError(
             f"{chosen.name} cannot be used in a campaign: it reads contributions, and a campaign provides activations; "

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from themis.campaign.criterion import CampaignCriterion
-from themis.criteria.view import View
+from themis.criteria import View
 from themis.data.features import Features
 from themis.data.groups import read_groups
 from themis.data.seeds import Seeds, class_numbers, read_seeds
@@ -169,7 +169,7 @@ def sweep_clean(
     calculator = Calculator.trace(target, seeds, plan.perturbation, choose_oracle(target.oracle), limits)
     view = None
     if criterion is not None:
-        view = View(criterion.criterion, target, calculator.layers, calculator.inputs[0], limits.clean_bytes)
+        view = criterion.criterion.view(target, calculator.layers, calculator.inputs[0], limits.clean_bytes)
         calculator.observer = view
     measurer = make_measurer(calculator)
     moments = measurer.sweep()

@@ -16,7 +16,7 @@ from themis.perturb.perturbation import Perturbation, Theta
 from themis.target.target import AnyTarget
 
 if TYPE_CHECKING:
-    from themis.criteria.criterion import Criterion
+    from themis.criteria import Criterion
     from themis.data.seeds import Seeds
     from themis.measure.calculator import Calculator
     from themis.measure.fold import Objective

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from themis.criteria.criterion import Criterion
 from themis.data.seeds import Seeds
 from themis.errors import ModelError, ThemisError, UsageError
 from themis.measure.calculator import Calculator
@@ -18,6 +17,7 @@ from themis.oracle import are_probabilities
 from themis.search.policy import FOR_PICK, Space
 from themis.search.simple import Paper
 from themis.target.target import AnyTarget, Target
+from themis_lab.criteria.criterion import Criterion
 from themis_lab.criteria.nc import NC
 
 DIFFER, COVER = 1.0, 0.1
