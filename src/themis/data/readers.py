@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 import torch
 
-from themis.data.arrays import cifar_seeds, idx_seeds, npy_seeds, npz_seeds
+from themis.data.arrays import npy_seeds, npz_seeds
 from themis.data.corrupted import CORRUPTED
 from themis.data.detection import coco_seeds, voc_seeds, yolo_seeds
 from themis.data.hub import hub_seeds
@@ -42,8 +42,6 @@ _OWN: dict[str, Callable[..., Seeds]] = {
     "npy": npy_seeds,
     "csv": csv_seeds,
     "parquet": parquet_seeds,
-    "idx": idx_seeds,
-    "cifar": cifar_seeds,
     **CORRUPTED,
     "wav": wav_seeds,
     "hf": hub_seeds,
