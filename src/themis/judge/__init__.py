@@ -3,10 +3,10 @@
 from themis.errors import UsageError, nearest
 from themis.judge.coverage import Judge, exact
 from themis.judge.gibbs import gibbs
-from themis.judge.pymc import pymc
+from themis.plugins import Extensible
 
-JUDGES: dict[str, Judge] = {"exact": exact, "gibbs": gibbs, "pymc": pymc}
-"""The judges by name. The package pymc is imported when its judge is called, not before."""
+JUDGES: Extensible[Judge] = Extensible("themis.judges", {"exact": exact, "gibbs": gibbs})
+"""The judges by name; packages add others."""
 
 
 def choose_judge(name: str) -> Judge:
