@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from themis.data.features import LABEL_NAMES
+from themis.data.files import Numbers
 from themis.data.rows import as_array
 from themis.errors import NO_TEXT, DataError, UsageError
 
@@ -273,3 +274,17 @@ def _describe(item: Any) -> str:
     if isinstance(item, tuple | list):
         return f"({', '.join(type(part).__name__ for part in item)})"
     return type(item).__name__
+
+
+NO_CLASS = -1.0
+"""The class of a row that is not used."""
+
+
+def pad_boxes(objects: Sequence[Any]) -> Numbers:
+    """The labels of all pictures, from the rows of each, `[objects, 5]`."""
+    labels = np.zeros((len(objects), max(1, *map(len, objects)), 5), np.float32)
+    labels[..., 4] = NO_CLASS
+    for k, rows in enumerate(objects):
+        if len(rows):
+            labels[k, : len(rows)] = rows
+    return labels

@@ -220,9 +220,8 @@ class Origin:
 
         from themis.target.blackbox import BlackBox
         from themis.target.detections import DETECTION_FORMS
-        from themis.target.estimator import is_estimator
+        from themis.target.estimator import is_estimator, is_maite_model
         from themis.target.loaders.onnx import OnnxModel
-        from themis.target.maite import is_maite_model
         from themis.target.target import UNBOUNDED, Normalize, Target
 
         if (self.mean is None) != (self.std is None):

@@ -15,9 +15,8 @@ from themis.data.seeds import Seeds
 from themis.errors import DataError, UsageError
 from themis.target.against import Against
 from themis.target.blackbox import BlackBox
-from themis.target.estimator import Estimator
+from themis.target.estimator import Estimator, MaiteModel
 from themis.target.loaders.onnx import OnnxModel
-from themis.target.maite import MaiteModel
 from themis.target.target import UNBOUNDED, AnyTarget, Target
 from themis.target.traits import has_channels_last
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from themis.data.arrays import named_seeds
 from themis.data.files import Numbers, check_memory, data_errors, existing_file, read_exactly
+from themis.data.readers import named_seeds
 from themis.data.seeds import Seeds, from_arrays
 from themis.errors import DataError, UsageError
 
