@@ -1,5 +1,7 @@
 """Phase 2, judge: from moments to posteriors, from posteriors to coverage, from faults to risk."""
 
+from functools import cache
+
 from themis.errors import UsageError, nearest
 from themis.judge.coverage import Judge, exact
 from themis.judge.gibbs import gibbs
@@ -9,6 +11,7 @@ JUDGES: Extensible[Judge] = Extensible("themis.judges", {"exact": exact, "gibbs"
 """The judges by name; packages add others."""
 
 
+@cache
 def choose_judge(name: str) -> Judge:
     """A judge by name."""
     if name not in JUDGES:
