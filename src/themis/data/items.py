@@ -232,16 +232,12 @@ def read_several_items(dataset: Any, sample: int) -> tuple[dict[Key, Any], list[
         first = dataset[sample]
     except Exception:  # whatever the user's data set raises is explained where its items are read
         return None
-    if not _has_several_inputs(parts_of(first)):
+    parts = parts_of(first)
+    is_item = len(parts) == 2 or (len(parts) == 1 and isinstance(parts[0], Mapping))
+    if not (is_item and any(_is_perturbable(value[None]) for value in entries_of(parts[0]).values())):
         return None
     items = [parts_of(dataset[k]) for k in range(len(dataset))]
     return _stack_items([item[0] for item in items]), [item[1] for item in items] if len(items[0]) > 1 else None
-
-
-def _has_several_inputs(parts: tuple[Any, ...]) -> bool:
-    """Whether an item `(input, label)` or `(input,)` has several inputs, one of which can be perturbed."""
-    is_item = len(parts) == 2 or (len(parts) == 1 and isinstance(parts[0], Mapping))
-    return is_item and any(_is_perturbable(value[None]) for value in entries_of(parts[0]).values())
 
 
 def _stack_items(items: Sequence[Any]) -> dict[Key, Any]:

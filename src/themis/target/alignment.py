@@ -32,7 +32,8 @@ def align_seeds(target: AnyTarget, seeds: Seeds) -> Seeds:
     classes: tuple[str, ...] | None = getattr(target, "classes", None)
     if classes is None or not seeds.has_labels:
         return seeds
-    if seeds.classes is None and _is_of_maite(target):  # whose names do not number labels
+    if seeds.classes is None and isinstance(getattr(target, "predict", None), MaiteModel):
+        # The names of a model of MAITE do not number labels.
         return seeds.with_classes(classes)
     return _in_class_order(seeds, classes)
 
@@ -50,10 +51,6 @@ def with_datums(target: AnyTarget, read: Callable[[], Seeds]) -> AnyTarget:
     if not isinstance(target, BlackBox) or not isinstance(target.predict, MaiteModel):
         return target
     return replace(target, predict=MaiteModel(target.predict.model, read().datums))
-
-
-def _is_of_maite(target: AnyTarget) -> bool:
-    return isinstance(target, BlackBox) and isinstance(target.predict, MaiteModel)
 
 
 def coded(target: AnyTarget, coding: Coding | None) -> AnyTarget:
