@@ -32,7 +32,6 @@ from themis.perturb.perturbation import (
     over_time,
     perturb,
 )
-from themis.perturb.queries import ASKING
 from themis.perturb.signal import SIGNAL
 from themis.perturb.table import TABLE
 from themis.perturb.transforms import is_transform, read_transform
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 
 PERTURBATIONS: dict[str, Perturbation] = {
     perturbation.name: perturbation
-    for family in (NOISE, CAMERA, WEATHER, GEOMETRY, CORRUPTIONS, ATTACKS, ASKING, TABLE, SIGNAL)
+    for family in (NOISE, CAMERA, WEATHER, GEOMETRY, CORRUPTIONS, ATTACKS, TABLE, SIGNAL)
     for perturbation in family
 }
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from themis.errors import DataError, first_line
 from themis.target.compiled import all_nodes
-from themis.target.loaders.trust import Trust
+from themis.target.loaders.weights import Trust
 
 
 def _names(text: str) -> frozenset[str]:
