@@ -345,7 +345,10 @@ MOST_STEP = 0.5
 GROWTH, DECAY = 2.0, 0.85
 """What a step is multiplied by after a fault, and after none."""
 
-_asking = partial(_attack, needs_gradient=False, passes=QUERIES, has_queries=True)
+ASKING: list[Perturbation] = []
+_asking = collector(
+    ASKING, theta_is_magnitude=True, is_smooth=False, family="attack", moves=False, passes=QUERIES, has_queries=True
+)
 
 
 @_asking(Theta("radius", 0.0, 8 / 255, unit=SHARE, limits=(0, 1)))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from themis.errors import DataError, UsageError, nearest
-from themis.perturb.attack import ATTACKS
+from themis.perturb.attack import ASKING, ATTACKS
 from themis.perturb.camera import CAMERA
 from themis.perturb.context import Context
 from themis.perturb.corruption import CORRUPTIONS
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 PERTURBATIONS: dict[str, Perturbation] = {
     perturbation.name: perturbation
-    for family in (NOISE, CAMERA, WEATHER, GEOMETRY, CORRUPTIONS, ATTACKS, TABLE, SIGNAL)
+    for family in (NOISE, CAMERA, WEATHER, GEOMETRY, CORRUPTIONS, ATTACKS, ASKING, TABLE, SIGNAL)
     for perturbation in family
 }
 
