@@ -28,10 +28,10 @@ from rich.console import Console
 from rich.table import Table
 
 from themis import Target
-from themis.criteria.view import View
 from themis.data.seeds import Seeds
 from themis.target.activations import OUTPUT
 from themis_lab.criteria import Criterion, choose_criterion, fit_to
+from themis_lab.criteria.view import View
 
 COVERAGE = ("nc", "kmnc", "nbc", "snac", "tknc", "tknp", "nlc", "cc", "idc", "mcdc", "tway", "scc")
 SURPRISE = ("lsa", "dsa", "mdsa")

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
-    from themis.criteria.criterion import Criterion
+    from themis.criteria import Criterion
     from themis.search.policy import Policy
 '''
 LISTS = {"also", "techniques", "magnitudes", "criteria"}

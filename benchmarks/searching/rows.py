@@ -12,14 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from themis.criteria.criterion import Criterion
-from themis.criteria.names import choose_criterion
-from themis.criteria.view import fit_to
 from themis.data.seeds import Seeds, read_seeds
 from themis.oracle import choose_oracle
 from themis.runs.source import Origin
 from themis.target.target import AnyTarget, Target
-from themis_lab.criteria import PAPER
+from themis_lab.criteria import PAPER, Criterion, choose_criterion, fit_to
 
 SIX = "rotate + shift + brightness + contrast + gaussian_blur(sigma=0:0.02)"
 TRAIN_INPUTS = 10_000

@@ -4,7 +4,8 @@
 |---|---|
 | `themis.perturbations` | a `Perturbation` |
 | `themis.policies` | a subclass of `themis.search.Policy` |
-| `themis.criteria` | a subclass of `themis.criteria.Criterion` |
+| `themis.criteria` | a subclass of `themis.criteria.Criterion`, such as `themis_lab.criteria.Criterion` |
+| `themis.judges` | a function like `themis.judge.coverage.exact` |
 | `themis.oracles` | a function that returns an `Oracle`, given the text after the colon |
 | `themis.readers` | a function `(path, *, options) -> Seeds` |
 | `themis.loaders` | a function that returns a model, given the text after the colon |

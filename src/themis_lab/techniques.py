@@ -32,7 +32,7 @@ class Technique:
 
 def choose_technique(name: str) -> Technique:
     """The technique with this name; the baselines have the paper's settings."""
-    from themis.criteria.names import CRITERIA, choose_criterion
+    from themis.criteria import CRITERIA, choose_criterion
     from themis.search import POLICIES
     from themis_lab.criteria import PAPER
 

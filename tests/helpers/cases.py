@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from themis.criteria.criterion import Batch
 from themis_lab.criteria import CRITERIA
+from themis_lab.criteria.readings import Batch
 
 N_TRAINING = 90
 CLASSES = 3

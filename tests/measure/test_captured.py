@@ -9,11 +9,11 @@ from torch import nn
 
 import themis
 from themis import Normalize, Target
-from themis.criteria.view import View
 from themis.measure import captured as captured_module
 from themis.measure import captured as graphs_module
 from themis.measure import runner as runner_module
 from themis.measure.captured import capturing
+from themis_lab.criteria.view import View
 from themis_lab.zoo import lenet5
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

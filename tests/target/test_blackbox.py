@@ -85,7 +85,7 @@ TWO = Perturbation(
 @pytest.mark.parametrize(("perturbation", "n_theta"), [("gaussian", 1), (TWO, 2)])
 def test_a_policy_that_needs_gradients_uses_finite_differences(perturbation, n_theta, monkeypatch):
     """They are close to the gradients of the module, and cost two passes per dimension."""
-    from themis.search.simple import Paper
+    from themis_lab.policies.paper import Paper
 
     gradients, observe = {}, Paper.observe
 

@@ -11,8 +11,7 @@ from themis import BlackBox, ModelError, Target
 from themis.target.loaders.mindspore import black_box, check_seen
 from themis.target.loaders.model import load_model
 from themis.target.loaders.onnx import OnnxModel
-from themis.target.loaders.trust import Trust
-from themis.target.loaders.weights import load_weights
+from themis.target.loaders.weights import Trust, load_weights
 
 PICTURES = torch.rand(10, 6, 6, 1)
 

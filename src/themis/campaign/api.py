@@ -15,7 +15,7 @@ from themis.campaign.recorder import Callbacks
 from themis.campaign.series import open_series, open_stored
 from themis.campaign.setup import CampaignPlan, TestedModel, describe_columns, read_tested
 from themis.compute.cluster import RayExecutor, choose_executor
-from themis.criteria.criterion import Criterion
+from themis.criteria import Criterion
 from themis.data.features import Features
 from themis.data.seeds import read_seeds
 from themis.errors import UsageError, nearest

@@ -18,7 +18,7 @@ from themis.campaign.interrupt import Terminated
 from themis.campaign.recorder import Recorder
 from themis.campaign.setup import CampaignCriterion, Setup, describe_start
 from themis.campaign.state import PartialRound, State
-from themis.judge import JUDGES
+from themis.judge import choose_judge
 from themis.judge.calibration import Calibration, calibration_error, sum_gaps
 from themis.judge.coverage import Coverage, Judge, Sample, cover, exact, rescale
 from themis.judge.decide import Decision, decide, rate_at_any_time
@@ -238,7 +238,7 @@ def judge(setup: Setup, state: State) -> tuple[Round, Tensor | None]:
         faults = forecast(tally.distinct.values(), tally.tests)
         seeds = forecast(tally.failing_seeds.values(), tally.tests, len(setup.space.seeds))
         total = state.total_moments().checked(setup.calculator.layers)
-        coverage, open_neurons = _cover(setup, state, total, JUDGES[settings.judge])
+        coverage, open_neurons = _cover(setup, state, total, choose_judge(settings.judge))
         stops_at_coverage = setup.covers_neurons and not (setup.criterion is not None and setup.criterion.leads)
         is_goal_reached = stops_at_coverage and coverage.sampled >= (settings.coverage or torch.inf)
         if is_goal_reached and settings.judge == "exact" and is_little_left(settings.recall, faults.recall, risk):

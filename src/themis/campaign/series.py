@@ -28,7 +28,7 @@ from themis.campaign.setup import (
 )
 from themis.campaign.state import Clock, State
 from themis.compute.cluster import RayExecutor
-from themis.criteria.criterion import Criterion
+from themis.criteria import Criterion
 from themis.data.seeds import Seeds, read_seeds
 from themis.data.slices import read_seed_weights
 from themis.errors import DataError, ModelError, UsageError, warn

@@ -12,9 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from themis.criteria.criterion import Criterion
-from themis.criteria.names import choose_criterion
-from themis.criteria.view import View, fit_to
+from themis.criteria import Criterion, View, choose_criterion
 from themis.data.features import Features
 from themis.data.groups import read_groups
 from themis.data.seeds import Seeds, class_numbers, read_seeds
@@ -112,7 +110,7 @@ def prepare_criterion(
                 f"its inputs must have the seeds' shape {list(seeds.shape[1:])}, got {list(data.shape[1:])}"
             )
         with step("fitting the criterion"):
-            fit_to(own, target, data)
+            own.learn_from(target, data)
     except DataError as error:
         if train is None:
             raise
@@ -123,7 +121,7 @@ def prepare_criterion(
 
 def choose_campaign_criterion(criterion: str | Criterion) -> Criterion:
     """The criterion with this name, or the given one, if a campaign can use it."""
-    chosen = choose_criterion(criterion)
+    chosen: Criterion = choose_criterion(criterion)
     if not chosen.can_guide:
         raise UsageError(
             f"{chosen.name} cannot be used in a campaign: it reads contributions, and a campaign provides activations; "
@@ -243,7 +241,7 @@ def sweep_clean(
     calculator = Calculator.trace(target, seeds, plan.perturbation, choose_oracle(target.oracle), limits)
     view = None
     if criterion is not None:
-        view = View(criterion.criterion, target, calculator.layers, calculator.inputs[0], limits.clean_bytes)
+        view = criterion.criterion.view(target, calculator.layers, calculator.inputs[0], limits.clean_bytes)
         calculator.observer = view
     measurer = make_measurer(calculator)
     moments = measurer.sweep()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from themis.campaign.setup import Setup
-from themis.criteria.criterion import Criterion
+from themis.criteria import Criterion
 from themis.errors import StoreError, first_line
 from themis.judge.calibration import BINS, BLOCKS, Numbers, sum_gaps
 from themis.judge.coverage import sample_neurons

@@ -15,8 +15,8 @@ from xml.etree.ElementTree import Element, TreeBuilder, XMLParser
 
 import numpy as np
 
-from themis.data.boxes import pad_boxes
 from themis.data.files import Numbers, check_memory, data_errors
+from themis.data.items import pad_boxes
 from themis.data.pictures import (
     LONGEST_SIDE,
     OTHER_SIZE,

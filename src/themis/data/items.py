@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from themis.data.features import LABEL_NAMES
+from themis.data.files import Numbers
 from themis.data.rows import as_array
 from themis.errors import NO_TEXT, DataError, UsageError
 
@@ -231,16 +232,12 @@ def read_several_items(dataset: Any, sample: int) -> tuple[dict[Key, Any], list[
         first = dataset[sample]
     except Exception:  # whatever the user's data set raises is explained where its items are read
         return None
-    if not _has_several_inputs(parts_of(first)):
+    parts = parts_of(first)
+    is_item = len(parts) == 2 or (len(parts) == 1 and isinstance(parts[0], Mapping))
+    if not (is_item and any(_is_perturbable(value[None]) for value in entries_of(parts[0]).values())):
         return None
     items = [parts_of(dataset[k]) for k in range(len(dataset))]
     return _stack_items([item[0] for item in items]), [item[1] for item in items] if len(items[0]) > 1 else None
-
-
-def _has_several_inputs(parts: tuple[Any, ...]) -> bool:
-    """Whether an item `(input, label)` or `(input,)` has several inputs, one of which can be perturbed."""
-    is_item = len(parts) == 2 or (len(parts) == 1 and isinstance(parts[0], Mapping))
-    return is_item and any(_is_perturbable(value[None]) for value in entries_of(parts[0]).values())
 
 
 def _stack_items(items: Sequence[Any]) -> dict[Key, Any]:
@@ -273,3 +270,17 @@ def _describe(item: Any) -> str:
     if isinstance(item, tuple | list):
         return f"({', '.join(type(part).__name__ for part in item)})"
     return type(item).__name__
+
+
+NO_CLASS = -1.0
+"""The class of a row that is not used."""
+
+
+def pad_boxes(objects: Sequence[Any]) -> Numbers:
+    """The labels of all pictures, from the rows of each, `[objects, 5]`."""
+    labels = np.zeros((len(objects), max(1, *map(len, objects)), 5), np.float32)
+    labels[..., 4] = NO_CLASS
+    for k, rows in enumerate(objects):
+        if len(rows):
+            labels[k, : len(rows)] = rows
+    return labels

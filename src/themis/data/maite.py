@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from themis.data.boxes import pad_boxes
 from themis.data.files import Numbers
+from themis.data.items import pad_boxes
 from themis.data.rows import as_array
 from themis.errors import DataError
 

@@ -1,14 +1,17 @@
 """Phase 2, judge: from moments to posteriors, from posteriors to coverage, from faults to risk."""
 
+from functools import cache
+
 from themis.errors import UsageError, nearest
 from themis.judge.coverage import Judge, exact
 from themis.judge.gibbs import gibbs
-from themis.judge.pymc import pymc
+from themis.plugins import Extensible
 
-JUDGES: dict[str, Judge] = {"exact": exact, "gibbs": gibbs, "pymc": pymc}
-"""The judges by name. The package pymc is imported when its judge is called, not before."""
+JUDGES: Extensible[Judge] = Extensible("themis.judges", {"exact": exact, "gibbs": gibbs})
+"""The judges by name; packages add others."""
 
 
+@cache
 def choose_judge(name: str) -> Judge:
     """A judge by name."""
     if name not in JUDGES:

@@ -148,7 +148,9 @@ def cover(
     if judge is not exact and len(neurons) and n_tests:
         is_open = ~rule.converged(judge(chosen, draws=rule.draws, random_seed=sample.random_seed), chosen)
     is_named = sample.names_neurons or judge is not exact
-    needed = _tests_needed(chosen if is_named else moments[judged], rule)
+    open_to = chosen if is_named else moments[judged]
+    needed = open_to.variance * (rule.factor / rule.limit) ** 2 / rule.draws + 3  # as MCSE falls as 1/sqrt(n)
+    needed = torch.where(open_to.mean > 0, needed, UNSEEN_TESTS)
     last = torch.tensor([layer.stop - 1 for layer in layers], device=converged.device)
     counts = torch.stack([converged, is_judged]).cumsum(1)[:, last]
     part, whole = counts.diff(prepend=counts.new_zeros(2, 1))
@@ -164,12 +166,6 @@ def cover(
         forecast=forecast(needed, n_tests, goal),
     )
     return coverage, neurons[is_open].sort().values if is_named else None
-
-
-def _tests_needed(moments: Moments, rule: Rule) -> Tensor:
-    """Tests after which each neuron converges, if its spread stays as it is: MCSE falls as 1/sqrt(n)."""
-    needed = moments.variance * (rule.factor / rule.limit) ** 2 / rule.draws + 3
-    return torch.where(moments.mean > 0, needed, UNSEEN_TESTS)
 
 
 def forecast(needed: Tensor, n_tests: int, goal: float) -> int | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from themis.errors import DataError, UsageError, nearest
-from themis.perturb.attack import ATTACKS
+from themis.perturb.attack import ASKING, ATTACKS
 from themis.perturb.camera import CAMERA
 from themis.perturb.context import Context
 from themis.perturb.corruption import CORRUPTIONS
@@ -32,7 +32,6 @@ from themis.perturb.perturbation import (
     over_time,
     perturb,
 )
-from themis.perturb.queries import ASKING
 from themis.perturb.signal import SIGNAL
 from themis.perturb.table import TABLE
 from themis.perturb.transforms import is_transform, read_transform

@@ -205,14 +205,6 @@ class WorkUnit:
 
 
 @dataclass(frozen=True)
-class _Stored:
-    """How the results of steps are stored."""
-
-    load: Callable[[WorkUnit], Any]
-    save: Callable[[WorkUnit, Any], None]
-
-
-@dataclass(frozen=True)
 class Retraining:
     """The fixed inputs of a retraining, and where its steps are stored."""
 
@@ -247,14 +239,15 @@ class Retraining:
         choose_parameters(self.source.target.module, self.recipe.layers)
         self.source.ledger.refuse(self.source.parts.judge, "judge")
 
-    def _run(self, kind: str, done: str, units: Sequence[WorkUnit], run: Any, stored: _Stored) -> list[Any]:
-        """The results of units of work: finished ones are loaded, the others are run."""
-        results = {unit: result for unit in units if (result := stored.load(unit)) is not None}
+    def _run(self, words: tuple[str, str], units: Sequence[WorkUnit], run: Any, load: Any, save: Any) -> list[Any]:
+        """The results of units of work, which are called `words`: finished ones are loaded, the others are run."""
+        kind, done = words
+        results = {unit: result for unit in units if (result := load(unit)) is not None}
         self.listener.on_cells(len(results), len(units), kind)
         for unit in units:
             if unit not in results:
                 results[unit] = run(unit)
-                stored.save(unit, results[unit])
+                save(unit, results[unit])
                 end = CellEnd(unit, results[unit], f"{unit}: {done}", None, len(results), len(units))
                 self.listener.on_cell_end(end)
         return [results[unit] for unit in units]
@@ -271,11 +264,13 @@ class Retraining:
             case, before = self.cases[unit.name], original.get(unit.name)
             return examine(target, self.source.parts.judge, case, exam, ledger=ledger, before=before)
 
-        stored = _Stored(
-            lambda unit: read_reading(self.folder, unit.file),
-            lambda unit, reading: write_reading(self.folder, unit.file, reading),
-        )
-        return self._run("examination", "examined", units, run, stored)
+        def load(unit: WorkUnit) -> Reading | None:
+            return read_reading(self.folder, unit.file)
+
+        def save(unit: WorkUnit, reading: Reading) -> None:
+            write_reading(self.folder, unit.file, reading)
+
+        return self._run(("examination", "examined"), units, run, load, save)
 
     def examine_original(self) -> dict[str, Reading]:
         """Examine the original model, by the name of the perturbation."""
@@ -347,7 +342,7 @@ class Retraining:
             WorkUnit(f"{_folder(number, seed)}/{WEIGHTS_FILE}", self.title(number, seed), seed)
             for seed in range(self.plan.random_seeds)
         ]
-        models = self._run("training", "trained", units, run, _Stored(load, save))
+        models = self._run(("training", "trained"), units, run, load, save)
         share = recipe.share
         if share is None:
             frontier = join_frontiers([model.frontier for model in models])

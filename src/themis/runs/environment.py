@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from themis.compute.native import library
-from themis.criteria.criterion import Criterion
+from themis.criteria import Criterion
 from themis.data.seeds import Seeds
 from themis.errors import ModelError, UsageError
 from themis.measure.calculator import Calculator

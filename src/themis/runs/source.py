@@ -16,7 +16,7 @@ from themis.runs.trust import CODE_OPTIONS, Permission, code_of, pickled_files
 from themis.user_code import LOG, imported_anew, looked_up_in, working_in
 
 if TYPE_CHECKING:
-    from themis.target.loaders.trust import Trust
+    from themis.target.loaders.weights import Trust
     from themis.target.target import AnyTarget
     from themis.target.traits import Statistics
 
@@ -130,7 +130,7 @@ class Origin:
 
     def _trust(self) -> Trust:
         """Return the files that may run code: those the user trusts, and those the run trusted if that is permitted."""
-        from themis.target.loaders.trust import HASH_MARK, Trust
+        from themis.target.loaders.weights import HASH_MARK, Trust
 
         if self.permission is None:
             return Trust.of(self.trust)
@@ -216,9 +216,8 @@ class Origin:
 
         from themis.target.blackbox import BlackBox
         from themis.target.detections import DETECTION_FORMS
-        from themis.target.estimator import is_estimator
+        from themis.target.estimator import is_estimator, is_maite_model
         from themis.target.loaders.onnx import OnnxModel
-        from themis.target.maite import is_maite_model
         from themis.target.target import UNBOUNDED, Normalize, Target
 
         if (self.mean is None) != (self.std is None):

@@ -236,7 +236,7 @@ def code_of(values: Mapping[str, Any], names: Iterable[str] = CODE_OPTIONS) -> l
 
 def pickled_files(trust: Iterable[str]) -> list[str]:
     """The files that would be unpickled, in words."""
-    from themis.target.loaders.trust import HASH_MARK
+    from themis.target.loaders.weights import HASH_MARK
 
     return [f"the pickled file {str(file).partition(HASH_MARK)[0]!r}" for file in trust]
 

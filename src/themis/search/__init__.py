@@ -5,11 +5,11 @@ from themis.plugins import Extensible
 from themis.search.boundary import Boundary
 from themis.search.policy import Policy, Space
 from themis.search.scheduled import Scheduled
-from themis.search.simple import Corners, Paper, Random
+from themis.search.simple import Corners, Random
 
 POLICIES: Extensible[type[Policy]] = Extensible(
     "themis.policies",
-    {"random": Random, "corners": Corners, "paper": Paper, "scheduled": Scheduled, "boundary": Boundary},
+    {"random": Random, "corners": Corners, "scheduled": Scheduled, "boundary": Boundary},
 )
 POLICY_MEMBERS = (
     *("init", "propose", "observe", "report", "own_criterion", "objective"),

@@ -16,7 +16,7 @@ from themis.perturb.perturbation import Perturbation, Theta
 from themis.target.target import AnyTarget
 
 if TYPE_CHECKING:
-    from themis.criteria.criterion import Criterion
+    from themis.criteria import Criterion
     from themis.data.seeds import Seeds
     from themis.measure.calculator import Calculator
     from themis.measure.fold import Objective
@@ -106,11 +106,6 @@ class Space:
                 theta[:, k] = dimension.distribution.value_at(draws, float(self.low[k]), float(self.high[k]))
         return theta
 
-    @cached_property
-    def _share_below(self) -> Numbers | None:
-        """The share of all inputs that are like one of the first seeds, for each number of them."""
-        return None if self.seed_weight is None else np.cumsum(self.seed_weight) / self.seed_weight.sum()
-
     def tests(self, number: Ints, position: Ints, theta: Floats, kind: str | NDArray[np.str_]) -> Tests:
         """Tests of the seeds at `position` in `seeds`, each with noise of its own."""
         noise_seed = rng.mix(self.random_seed, FOR_NOISE, self.seed_id[position], number)
@@ -123,12 +118,13 @@ class Space:
         Those of the uniform stream are drawn as often as they occur where the model is used, if that is known. If they
         take seeds in turn, the order of the seeds is drawn uniformly.
         """
-        draw, below = self.uniform(FOR_SEED, stream, counter), self._share_below
+        draw, weight = self.uniform(FOR_SEED, stream, counter), self.seed_weight
         if self.in_turn and stream == UNIFORM_STREAM:
             position = self._turns[counter % len(self.seeds)]
-        elif below is None or stream != UNIFORM_STREAM:
+        elif weight is None or stream != UNIFORM_STREAM:
             position = np.minimum((draw * len(self.seeds)).astype(np.int64), len(self.seeds) - 1)
         else:
+            below = np.cumsum(weight) / weight.sum()
             position = np.minimum(below.searchsorted(draw, "right"), len(self.seeds) - 1)
         is_occurring = stream == UNIFORM_STREAM
         theta = self.occurring_theta(stream, counter) if is_occurring else self.uniform_theta(stream, counter)

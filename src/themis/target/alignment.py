@@ -15,9 +15,8 @@ from themis.data.seeds import Seeds
 from themis.errors import DataError, UsageError
 from themis.target.against import Against
 from themis.target.blackbox import BlackBox
-from themis.target.estimator import Estimator
+from themis.target.estimator import Estimator, MaiteModel
 from themis.target.loaders.onnx import OnnxModel
-from themis.target.maite import MaiteModel
 from themis.target.target import UNBOUNDED, AnyTarget, Target
 from themis.target.traits import has_channels_last
 
@@ -33,7 +32,8 @@ def align_seeds(target: AnyTarget, seeds: Seeds) -> Seeds:
     classes: tuple[str, ...] | None = getattr(target, "classes", None)
     if classes is None or not seeds.has_labels:
         return seeds
-    if seeds.classes is None and _is_of_maite(target):  # whose names do not number labels
+    if seeds.classes is None and isinstance(getattr(target, "predict", None), MaiteModel):
+        # The names of a model of MAITE do not number labels.
         return seeds.with_classes(classes)
     return _in_class_order(seeds, classes)
 
@@ -51,10 +51,6 @@ def with_datums(target: AnyTarget, read: Callable[[], Seeds]) -> AnyTarget:
     if not isinstance(target, BlackBox) or not isinstance(target.predict, MaiteModel):
         return target
     return replace(target, predict=MaiteModel(target.predict.model, read().datums))
-
-
-def _is_of_maite(target: AnyTarget) -> bool:
-    return isinstance(target, BlackBox) and isinstance(target.predict, MaiteModel)
 
 
 def coded(target: AnyTarget, coding: Coding | None) -> AnyTarget:

@@ -22,9 +22,8 @@ from themis.errors import ModelError, UsageError
 from themis.options import check_count
 from themis.target.activations import OUTPUT, Layer, OnActivation, TracedActivation, choose_layers
 from themis.target.detections import DETECTION_FORMS, Detections, detections_in, scale_boxes
-from themis.target.estimator import Estimator, is_estimator
+from themis.target.estimator import Estimator, MaiteModel, is_estimator, is_maite_model
 from themis.target.fingerprint import hash_text
-from themis.target.maite import MaiteModel, is_maite_model
 from themis.target.output import in_label_order
 from themis.target.requests import CACHE_MIB, Answers, Examples, Requests, rows_of
 from themis.target.target import UNBOUNDED, AnyTarget, Target, TargetOptions, explain_errors

@@ -66,11 +66,11 @@ class ScriptTracer:
             return self._warn(f"its graph cannot be frozen ({_last_line(error)})")
         _refuse_training_mode(
             (_kind(node), [value.toIValue() for value in node.inputs()])
-            for node in _all_nodes(graph)
+            for node in all_nodes(graph)
             if _kind(node) in MODE_ARGUMENT
         )
         nodes = [(node, OPERATORS[kind]) for node in graph.nodes() if (kind := _kind(node)) in OPERATORS]
-        n_hidden = sum(_kind(node) in OPERATORS for node in _all_nodes(graph)) - len(nodes)
+        n_hidden = sum(_kind(node) in OPERATORS for node in all_nodes(graph)) - len(nodes)
         try:
             self._function = _with_outputs(graph, [node for node, _ in nodes])
         except RuntimeError as error:
@@ -183,7 +183,7 @@ def _frozen_graph(module: Any) -> tuple[Any, list[Any]]:
 
 def _with_outputs(graph: Any, nodes: list[Any]) -> Any:
     """Return the graph as a function that also returns the results of `nodes`."""
-    writes_in_place = any(_kind(node).endswith("_") for node in _all_nodes(graph))
+    writes_in_place = any(_kind(node).endswith("_") for node in all_nodes(graph))
     outputs = [_copied(graph, node) if writes_in_place else node.output() for node in nodes]
     values = [*graph.outputs(), *outputs]
     result = graph.create("prim::TupleConstruct", values, 1)
@@ -204,11 +204,12 @@ def _copied(graph: Any, node: Any) -> Any:
     return copy.output()
 
 
-def _all_nodes(block: Any) -> Iterator[Any]:
+def all_nodes(block: Any) -> Iterator[Any]:
+    """The nodes of a block of a graph, and of the blocks in them."""
     for node in block.nodes():
         yield node
         for inner in node.blocks():
-            yield from _all_nodes(inner)
+            yield from all_nodes(inner)
 
 
 def _kind(node: Any) -> str:

@@ -14,9 +14,7 @@ from torch import Tensor
 
 from themis.campaign.api import run
 from themis.compute import rng
-from themis.criteria.criterion import Criterion
-from themis.criteria.names import choose_criterion
-from themis.criteria.view import fit_to
+from themis.criteria import choose_criterion
 from themis.data.seeds import Seeds, read_seeds
 from themis.errors import DataError
 from themis.measure.calculator import Calculator, ChunkAnswers
@@ -29,6 +27,8 @@ from themis.runs.source import Origin
 from themis.search.policy import UNIFORM_STREAM, Space
 from themis.target.target import AnyTarget
 from themis_lab.comparison.plan import CampaignCell, ComparisonPlan
+from themis_lab.criteria.criterion import Criterion
+from themis_lab.criteria.view import fit_to
 from themis_lab.techniques import DIFFERENTIAL, Technique
 
 PART_SHARES = {"search": 0.4, "judge": 0.4, "grid": 0.2}

@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 
 from themis.compute import rng
-from themis.criteria.criterion import Criterion
-from themis.criteria.names import choose_criterion
-from themis.criteria.view import fit_to
+from themis.criteria import choose_criterion
 from themis.data.groups import seed_hashes
 from themis.data.seeds import Seeds
 from themis.errors import UsageError
@@ -34,6 +32,8 @@ from themis.target.ledger import Ledger, allow_trained_seeds
 from themis.target.target import Target
 from themis_lab.comparison.cells import PASSES_ALONE, run_to_the_end
 from themis_lab.contest.plan import FREE_IN_CONTEST, THEMIS, ContestCell, ContestPlan
+from themis_lab.criteria.criterion import Criterion
+from themis_lab.criteria.view import fit_to
 from themis_lab.techniques import GUIDED, Technique
 
 OWN_POLICY = "scheduled"

@@ -1,11 +1,10 @@
 """Test criteria: how much of a model a set of tests has covered, as defined in the literature."""
 
-from themis.criteria.criterion import Batch, Criterion, Laws, Layout, Readings
-from themis.criteria.names import choose_criterion
-from themis.criteria.view import activations, fit_to
+from themis.criteria import Laws, choose_criterion
 from themis_lab.criteria.boundary import NBC, SNAC
 from themis_lab.criteria.cc import CC
 from themis_lab.criteria.configurations import DeepPath, NeuronPairs
+from themis_lab.criteria.criterion import Criterion
 from themis_lab.criteria.idc import IDC
 from themis_lab.criteria.kmnc import KMNC
 from themis_lab.criteria.mcdc import MCDC
@@ -13,11 +12,13 @@ from themis_lab.criteria.nc import NC
 from themis_lab.criteria.nlc import NLC
 from themis_lab.criteria.npc import NPC, contributions
 from themis_lab.criteria.ranking import apfd, rank
+from themis_lab.criteria.readings import Batch, Layout, Readings
 from themis_lab.criteria.relevances import Relevance, relevance
 from themis_lab.criteria.scc import SCC
 from themis_lab.criteria.surprise import DSA, LSA, MDSA
 from themis_lab.criteria.topk import TKNC, TKNP
 from themis_lab.criteria.tway import TWay
+from themis_lab.criteria.view import activations, fit_to
 
 ALL_CRITERIA: tuple[type[Criterion], ...] = (
     *(NC, KMNC, NBC, SNAC, TKNC, TKNP),

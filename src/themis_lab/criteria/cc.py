@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from themis.criteria.criterion import Criterion, CriterionOptions, Laws, Layout, Readings
+from themis.criteria import Laws
 from themis.errors import UsageError
+from themis_lab.criteria.criterion import Criterion
+from themis_lab.criteria.options import CriterionOptions
+from themis_lab.criteria.readings import Layout, Readings
 from themis_lab.criteria.spans import LayerSpan, layer_spans
 
 NUMBERS_AT_ONCE = 2**24

@@ -10,9 +10,10 @@ from typing import ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from themis.criteria.criterion import CriterionOptions, Readings
 from themis.errors import UsageError
 from themis.options import check_count
+from themis_lab.criteria.options import CriterionOptions
+from themis_lab.criteria.readings import Readings
 from themis_lab.criteria.tway import Combinations
 
 PATH_KINDS = ("sap", "oap", "fsp")

@@ -7,8 +7,10 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from themis.criteria.criterion import Criterion, Laws, Readings
+from themis.criteria import Laws
 from themis.errors import UsageError
+from themis_lab.criteria.criterion import Criterion
+from themis_lab.criteria.readings import Readings
 
 WORD = 32
 """Bits per word."""

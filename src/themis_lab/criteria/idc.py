@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from themis.criteria.criterion import ONLY_LAYER, Activations, Batch, CriterionOptions, Readings
 from themis.errors import DataError, MissingExtraError, UsageError, warn
 from themis.options import check_count
 from themis.target.target import AnyTarget
 from themis_lab.criteria.covering import Covering, first_hits, mark_tests
+from themis_lab.criteria.options import CriterionOptions
+from themis_lab.criteria.readings import ONLY_LAYER, Activations, Batch, Readings
 from themis_lab.criteria.relevances import Relevance, relevance
 
 MAX_TUPLES = 2**62

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from themis.compute.gpu import device_of, tl, triton, works_on
-from themis.criteria.criterion import Layout
 from themis.judge.coverage import UNSEEN_TESTS
+from themis_lab.criteria.readings import Layout
 
 CROSS_NEURONS, CROSS_TESTS = 128, 8
 """Neurons of a program of `cross`, and tests that it compares at a time."""

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from themis.compute import native
-from themis.criteria.criterion import CriterionOptions, Readings
 from themis_lab.criteria.boundary import widen_range
 from themis_lab.criteria.covering import (
     WORD,
@@ -24,6 +23,8 @@ from themis_lab.criteria.covering import (
     neuron_chunks,
     set_bits,
 )
+from themis_lab.criteria.options import CriterionOptions
+from themis_lab.criteria.readings import Readings
 
 DEEPIMPORTANCE = "deepimportance"
 """The variant that counts sections beyond the range."""

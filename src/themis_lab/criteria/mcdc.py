@@ -9,9 +9,10 @@ from typing import ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from themis.criteria.criterion import CriterionOptions, Readings
 from themis.errors import UsageError
 from themis_lab.criteria.covering import Covering, has_bits, mark_tests, set_bits
+from themis_lab.criteria.options import CriterionOptions
+from themis_lab.criteria.readings import Readings
 
 MCDC_KINDS = ("ss", "vs", "sv", "vv")
 MAX_PAIRS = 2**33

@@ -8,9 +8,10 @@ from typing import ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from themis.criteria.criterion import CriterionOptions, as_neurons
 from themis.errors import UsageError
 from themis_lab.criteria.covering import Crossing
+from themis_lab.criteria.options import CriterionOptions
+from themis_lab.criteria.readings import as_neurons
 
 
 class NC(Crossing):

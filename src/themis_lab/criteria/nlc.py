@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from themis.criteria.criterion import Criterion, Laws, Readings
+from themis.criteria import Laws
 from themis.errors import UsageError
+from themis_lab.criteria.criterion import Criterion
+from themis_lab.criteria.readings import Readings
 from themis_lab.criteria.spans import LayerSpan, layer_spans
 
 MAX_WIDTH = 4096

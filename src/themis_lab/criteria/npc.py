@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from themis.criteria.criterion import Batch, CriterionOptions, Readings
 from themis.errors import DataError, MissingExtraError, ModelError, UsageError
 from themis.options import check_count
 from themis.target.activations import OUTPUT, Layer
 from themis_lab.criteria.covering import Covering
+from themis_lab.criteria.options import CriterionOptions
+from themis_lab.criteria.readings import Batch, Readings
 
 if TYPE_CHECKING:
     from themis.target.target import AnyTarget

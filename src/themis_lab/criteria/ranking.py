@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from themis.criteria.criterion import Activations, Batch, Criterion
 from themis.errors import DataError, UsageError
 from themis_lab.criteria.covering import Covering
+from themis_lab.criteria.criterion import Criterion
+from themis_lab.criteria.readings import Activations, Batch
 from themis_lab.criteria.topk import TKNP
 
 

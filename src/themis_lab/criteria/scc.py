@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from themis.compute import native
-from themis.criteria.criterion import Criterion, CriterionOptions, Laws, Layout, Readings
+from themis.criteria import Laws
 from themis.errors import UsageError
 from themis.judge.coverage import PAPER_DRAWS, UNSEEN_TESTS, Rule
 from themis.measure.moments import Moments
+from themis_lab.criteria.criterion import Criterion
+from themis_lab.criteria.options import CriterionOptions
+from themis_lab.criteria.readings import Layout, Readings
 
 SENSITIVITIES_AT_ONCE = 2**20
 """Tests times neurons whose running sums are held at a time."""

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from torch import Tensor
 
-from themis.criteria.criterion import Layout
+from themis_lab.criteria.readings import Layout
 
 MAX_SPAN_NEURONS = 2**13
 """Neurons of a span at most, unless a single layer has more: joining wide layers gains nothing."""

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from themis.criteria.criterion import Activations, Batch, CriterionOptions, Readings
 from themis.errors import DataError, UsageError, warn
 from themis.options import check_count
 from themis_lab.criteria.covering import Covering
+from themis_lab.criteria.options import CriterionOptions
+from themis_lab.criteria.readings import Activations, Batch, Readings
 
 Groups = list[tuple[int, slice]]
 """For inputs sorted by class: the index of each class in the list of classes, and the rows of its inputs."""

@@ -9,9 +9,12 @@ from typing import ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from themis.criteria.criterion import Criterion, CriterionOptions, Laws, Layout, Readings
+from themis.criteria import Laws
 from themis.errors import UsageError
 from themis_lab.criteria.covering import Covering, add_keys, check_k, first_hits, has_keys, mark_tests
+from themis_lab.criteria.criterion import Criterion
+from themis_lab.criteria.options import CriterionOptions
+from themis_lab.criteria.readings import Layout, Readings
 
 MAX_K = 1 << 20
 BLOCK_NEURONS = 32

@@ -11,9 +11,10 @@ from typing import ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from themis.criteria.criterion import CriterionOptions, Readings
 from themis.errors import UsageError
 from themis_lab.criteria.covering import Covering, mark_tests, set_bits
+from themis_lab.criteria.options import CriterionOptions
+from themis_lab.criteria.readings import Readings
 
 MAX_CONFIGURATIONS = 2**28
 """Configurations that can be kept: every batch goes over all of them."""

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from themis.criteria.criterion import Criterion
+from themis.criteria import Criterion
 from themis.data.seeds import Seeds
 from themis.errors import ModelError, ThemisError, UsageError
 from themis.measure.calculator import Calculator
 from themis.measure.fold import Objective
 from themis.oracle import are_probabilities
 from themis.search.policy import FOR_PICK, Space
-from themis.search.simple import Paper
 from themis.target.target import AnyTarget, Target
 from themis_lab.criteria.nc import NC
+from themis_lab.policies.paper import Paper
 
 DIFFER, COVER = 1.0, 0.1
 """Weights of the target's own answer and of the neuron: those of DeepXplore's examples."""

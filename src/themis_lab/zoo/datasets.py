@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from themis.data.arrays import BATCHES, idx_seeds
 from themis.data.features import Features
 from themis.data.files import Numbers, check_memory, data_errors, existing_file, read_npy, read_npz
 from themis.data.pictures import decode, picture_seeds
 from themis.data.seeds import Seeds, from_arrays, from_files, scaled
 from themis.errors import DataError, UsageError
+from themis_lab.zoo.formats import BATCHES, idx_seeds
 
 CONTAGIO = ("contagio-ben", "contagio-mal", "contagio-nopdfrate")
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from themis.criteria.names import choose_criterion
+from themis.criteria import choose_criterion
 from themis.data.seeds import from_arrays
 from themis.errors import DataError, StoreError, UsageError
 from themis.experiments import ExperimentFolder, ExperimentPlan

@@ -5,8 +5,8 @@ import torch
 from cases import cases, cut, draw
 
 from themis import Target
-from themis.criteria.view import View
 from themis_lab.criteria import Batch, choose_criterion
+from themis_lab.criteria.view import View
 from themis_lab.zoo import lenet5
 
 pytestmark = [

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from themis.criteria.criterion import as_neurons
 from themis.errors import DataError, UsageError
 from themis_lab.criteria import KMNC, NC, Batch, Laws
+from themis_lab.criteria.readings import as_neurons
 
 LAYERS = {"conv": torch.rand(6, 3, 4, 4), "fc": torch.rand(6, 5), "output": torch.rand(6, 4)}
 

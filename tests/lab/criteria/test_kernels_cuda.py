@@ -4,10 +4,10 @@ import pytest
 import torch
 from kernels import DEVICE, HAS_GPU, needs_gpu, needs_triton
 
-from themis.criteria.criterion import Layout
 from themis_lab.criteria import NC, Readings, kernels_cuda
 from themis_lab.criteria.boundary import NBC, SNAC
 from themis_lab.criteria.nc import row_range, scale_rows
+from themis_lab.criteria.readings import Layout
 from themis_lab.criteria.topk import top_neurons
 
 pytestmark = needs_triton

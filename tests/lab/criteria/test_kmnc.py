@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from themis.criteria.criterion import Criterion
 from themis.errors import UsageError
+from themis_lab.criteria.criterion import Criterion
 from themis_lab.criteria.kmnc import KMNC, MAX_OUTSIDE
 
 VARIANTS = list(KMNC.variants)

@@ -5,9 +5,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from themis.criteria.criterion import Batch
 from themis.errors import UsageError
 from themis_lab.criteria.mcdc import MCDC, MCDC_KINDS
+from themis_lab.criteria.readings import Batch
 
 inf, nan = float("inf"), float("nan")
 

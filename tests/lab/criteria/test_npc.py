@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from themis import BlackBox, Target
-from themis.criteria.criterion import Batch
 from themis.errors import DataError, ModelError, UsageError
 from themis_lab.criteria.npc import NPC, clusters, contributions, critical
+from themis_lab.criteria.readings import Batch
 
 WIDTHS = {"a": 6, "b": 4}
 

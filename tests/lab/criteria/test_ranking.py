@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from themis.criteria.criterion import Criterion
 from themis.errors import DataError, UsageError
 from themis_lab.criteria.covering import Covering
+from themis_lab.criteria.criterion import Criterion
 from themis_lab.criteria.nc import NC
 from themis_lab.criteria.ranking import apfd, rank
 from themis_lab.criteria.topk import TKNP

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from themis.criteria.criterion import Layout
 from themis_lab.criteria import spans
+from themis_lab.criteria.readings import Layout
 from themis_lab.criteria.spans import layer_spans
 
 

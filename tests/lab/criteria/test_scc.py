@@ -11,12 +11,12 @@ from kernels import DEVICE, HAS_GPU, needs_triton
 from scipy.stats import chi2
 
 from themis.compute.native import library
-from themis.criteria.criterion import Layout, Readings
 from themis.errors import UsageError
 from themis.judge.coverage import Rule, Sample, cover
 from themis.measure.moments import Moments
 from themis.target.activations import Layer
 from themis_lab.criteria import kernels_cuda, scc
+from themis_lab.criteria.readings import Layout, Readings
 from themis_lab.criteria.scc import SCC
 
 TOLERANCE = 0.005

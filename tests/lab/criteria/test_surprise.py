@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from themis.criteria.criterion import Batch
 from themis.errors import DataError, UsageError
+from themis_lab.criteria.readings import Batch
 from themis_lab.criteria.surprise import DSA, LSA, MDSA, Surprise, Traces
 
 ALL = [LSA, DSA, MDSA]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from scipy.stats import gaussian_kde
 
-from themis.criteria.criterion import Batch
 from themis.errors import DataError, UsageError
+from themis_lab.criteria.readings import Batch
 from themis_lab.criteria.surprise import LSA
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy.spatial.distance import mahalanobis
 
-from themis.criteria.criterion import Batch
 from themis.errors import UsageError
+from themis_lab.criteria.readings import Batch
 from themis_lab.criteria.surprise import MDSA
 
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from themis.criteria.criterion import Layout, Readings
 from themis_lab.criteria import topk
+from themis_lab.criteria.readings import Layout, Readings
 from themis_lab.criteria.topk import most_active, top_neurons
 
 

@@ -12,13 +12,13 @@ from torch import nn
 import themis
 from themis import Callback, DataError, Target, UsageError
 from themis.cli import main
-from themis.criteria.names import choose_criterion
-from themis.criteria.view import activations, fit_to
+from themis.criteria import choose_criterion
 from themis.measure.runner import TestRunner
 from themis.measure.tests import Results
 from themis.runs.store.reader import Reader
 from themis.search.policy import Space
 from themis_lab.criteria import NC
+from themis_lab.criteria.view import activations, fit_to
 from themis_lab.policies.fuzz import Fuzz
 
 

@@ -10,10 +10,10 @@ from guided import QUICK, SPECS, Seen, labelled
 import themis
 import themis.campaign.loop as judging
 from themis import DataError, ModelError, Target, UsageError
-from themis.criteria.names import choose_criterion
-from themis.criteria.view import fit_to
+from themis.criteria import choose_criterion
 from themis.measure.runner import TestRunner
 from themis_lab.criteria import NC
+from themis_lab.criteria.view import fit_to
 
 
 @pytest.fixture

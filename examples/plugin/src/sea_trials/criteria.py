@@ -2,7 +2,7 @@
 
 import torch
 
-from themis.criteria import Criterion, Laws
+from themis_lab.criteria import Criterion, Laws
 
 
 class Peaks(Criterion):

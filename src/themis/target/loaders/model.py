@@ -15,13 +15,12 @@ from torch import nn
 
 from themis.errors import DataError, ModelError, ThemisError, UsageError, first_line
 from themis.plugins import Extensible
+from themis.target.estimator import is_maite_model
 from themis.target.fingerprint import hash_file
 from themis.target.loaders.factory import call_factory, import_package, read_call
 from themis.target.loaders.onnx import OnnxModel
 from themis.target.loaders.script import load_script
-from themis.target.loaders.trust import Trust
-from themis.target.loaders.weights import is_script, names_in_archive
-from themis.target.maite import is_maite_model
+from themis.target.loaders.weights import Trust, is_script, names_in_archive
 from themis.target.traits import Statistics, own_statistics
 from themis.user_code import make_importable
 

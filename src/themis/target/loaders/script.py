@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,8 @@ import torch
 from torch import nn
 
 from themis.errors import DataError, first_line
-from themis.target.loaders.trust import Trust
+from themis.target.compiled import all_nodes
+from themis.target.loaders.weights import Trust
 
 
 def _names(text: str) -> frozenset[str]:
@@ -109,20 +109,13 @@ def find_doubtful(module: Any) -> list[str]:
         for function in (*methods, *part._get_forward_hooks(), *part._get_forward_pre_hooks()):
             graph = function.graph.copy()
             torch._C._jit_pass_inline(graph)
-            for node in _nodes(graph):
+            for node in all_nodes(graph):
                 takes_text = any(_holds_text(value.type()) for value in node.inputs())
                 if not _is_harmless(node.kind(), takes_text):
                     doubtful[node.kind()] = None
                 for value in node.outputs():
                     doubtful |= dict.fromkeys(f"the class {name}" for name in _classes(value.type()) - own_types)
     return list(doubtful)
-
-
-def _nodes(block: Any) -> Iterator[Any]:
-    for node in block.nodes():
-        yield node
-        for inner in node.blocks():
-            yield from _nodes(inner)
 
 
 def _classes(kind: Any) -> set[str]:

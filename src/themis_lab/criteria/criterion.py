@@ -1,180 +1,28 @@
-"""What a test criterion is: what it reads from a batch, and how it is fitted on training data, updated and asked."""
+"""The base class of criteria: how they are fitted on training data, updated with tests, merged and described."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass
 from inspect import signature
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypedDict, Unpack
+from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from themis import criteria
+from themis.data.seeds import Seeds
 from themis.errors import DataError, UsageError, nearest
-from themis.target.activations import OUTPUT
-
-if TYPE_CHECKING:
-    from themis.target.target import AnyTarget
-
-
-Activations = Tensor | Mapping[str, Tensor]
-"""Activations of a batch: `[inputs, neurons]`, or `[inputs, ...]` by layer in the order of the forward pass."""
-ONLY_LAYER = "layer"
-"""Name of the layer if activations are a single tensor."""
+from themis.target.activations import OUTPUT, Layer
+from themis.target.target import AnyTarget
+from themis_lab.criteria.options import CriterionOptions, parse_options
+from themis_lab.criteria.readings import Activations, Batch, Layout, Readings, as_neurons, by_layer
+from themis_lab.criteria.view import View, fit_to
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Activations of a batch of inputs, with what some criteria need in addition.
-
-    clean: activations of the seeds' clean inputs, in the same form. predicted: classes `[inputs]` that the model
-    answered; by default the index of the largest value of the layer `output`. labels: true classes `[inputs]`.
-    axes: the dimension of a layer that holds its channels, if it is not the default: 1, or 2 for a sequence
-    `[inputs, tokens, channels]`.
-    """
-
-    activations: Activations
-    clean: Activations | None = None
-    predicted: Tensor | None = None
-    labels: Tensor | None = None
-    axes: Mapping[str, int] | None = None
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The layers that a criterion reads, in order, and the number of neurons of each."""
-
-    names: tuple[str, ...]
-    widths: tuple[int, ...]
-
-    @property
-    def n_neurons(self) -> int:
-        return sum(self.widths)
-
-    def slices(self) -> dict[str, slice]:
-        """The columns of each layer's neurons."""
-        slices, start = {}, 0
-        for name, width in zip(self.names, self.widths, strict=True):
-            slices[name] = slice(start, start + width)
-            start += width
-        return slices
-
-
-@dataclass(frozen=True)
-class Readings:
-    """A batch as a criterion reads it: `values [inputs, neurons]`, at least float32, and those of the clean inputs.
-
-    clean_rows: the row of `clean` that belongs to each input, int64 `[inputs]`; without it, `clean` has one row each.
-    """
-
-    values: Tensor
-    layout: Layout
-    clean: Tensor | None = None
-    predicted: Tensor | None = None
-    labels: Tensor | None = None
-    clean_rows: Tensor | None = None
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitem__(self, rows: slice | Tensor) -> Readings:
-        clean = self.clean if self.clean is None or self.clean_rows is not None else self.clean[rows]
-        columns = (self.predicted, self.labels, self.clean_rows)
-        return Readings(
-            self.values[rows], self.layout, clean, *(None if column is None else column[rows] for column in columns)
-        )
-
-    def clean_values(self) -> Tensor | None:
-        """The clean values of each input, `[inputs, neurons]`, if there are any."""
-        return self.clean if self.clean is None or self.clean_rows is None else self.clean[self.clean_rows]
-
-    def layers(self) -> dict[str, Tensor]:
-        """The values of each layer, `[inputs, neurons of the layer]`."""
-        return {name: self.values[:, columns] for name, columns in self.layout.slices().items()}
-
-    def classes(self, criterion: str) -> Tensor:
-        """The predicted class of each input; `criterion` is the name of the one that needs it."""
-        if self.predicted is None:
-            raise UsageError(
-                f"{criterion} needs the classes that the model predicted, got none: pass the scores as layer 'output', "
-                "or batches as Batch(activations, predicted=...)"
-            )
-        return self.predicted
-
-    def sensitivities(self, criterion: str) -> Tensor:
-        """`|values - clean|`; `criterion` is the name of the one that needs it."""
-        clean = self.clean_values()
-        if clean is None:
-            raise UsageError(f"{criterion} compares each input with its clean one: pass clean=..., its activations")
-        return (self.values - clean).abs()
-
-
-def by_layer(activations: Activations, subject: str = "activations") -> dict[str, Tensor]:
-    """Activations by layer; raises an error if they are not tensors with one row per input."""
-    layers = dict(activations) if isinstance(activations, Mapping) else {ONLY_LAYER: activations}
-    layers = {
-        name: torch.as_tensor(layer) if isinstance(layer, np.ndarray) else layer for name, layer in layers.items()
-    }
-    if not layers:
-        raise UsageError(f"{subject} must have a layer, got an empty dict")
-    first = next(iter(layers.values()))
-    for name, tensor in layers.items():
-        if not isinstance(tensor, Tensor) or tensor.ndim < 2:
-            got = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise UsageError(
-                f"{subject} must be tensors [inputs, neurons] or [inputs, channels, ...], but {name!r} is {got}"
-            )
-        if len(tensor) != len(first):
-            raise DataError(
-                f"{subject} must have one row per input in every layer, but {name!r} has {len(tensor)}, not "
-                f"{len(first)}"
-            )
-    return layers
-
-
-def as_neurons(activation: Tensor, neurons: str, channel_axis: int | None = None) -> Tensor:
-    """A layer's activation `[inputs, ...]` as `[inputs, neurons]`: its elements, or the mean of each channel.
-
-    Channels are dimension 1; for a sequence `[inputs, tokens, channels]`, the last one.
-    """
-    if not activation.is_floating_point():
-        raise UsageError(f"activations must be floating-point numbers, got {activation.dtype}: convert them first")
-    if activation.dtype not in (torch.float32, torch.float64):
-        activation = activation.float()
-    if activation.ndim == 2:
-        return activation
-    if neurons == "element":
-        return activation.flatten(1)
-    axis = channel_axis or (2 if activation.ndim == 3 else 1)
-    return activation.mean([k for k in range(1, activation.ndim) if k != axis])
-
-
-@dataclass(frozen=True)
-class Laws:
-    """Which laws hold for a criterion's score; the tests check each of them."""
-
-    bounded: bool
-    """It lies in 0..1."""
-    monotone: bool
-    """Further tests never lower it."""
-    order_free: bool
-    """The same tests in a different order give the same score."""
-    mergeable: bool
-    """Merging two halves gives the same score as all tests together."""
-
-
-class CriterionOptions(TypedDict, total=False):
-    """Options that every criterion has."""
-
-    neurons: str
-    layers: Sequence[str] | str | None
-    variant: str | None
-
-
-class Criterion(ABC):
+class Criterion(criteria.Criterion):
     """A test criterion. `fit` it on training data if it needs that, then `update` it with tests.
 
     neurons: `channel` takes each channel's mean as one neuron, as most published tools do; `element` takes each value.
@@ -182,17 +30,11 @@ class Criterion(ABC):
     variant: whose definition to follow if public implementations differ; `variants` lists them with their sources.
     """
 
-    name: ClassVar[str]
-    laws: Laws
-    learns: ClassVar[bool] = True
-    """Whether it must be fitted."""
     needs: ClassVar[frozenset[str]] = frozenset()
     """What it needs in addition to activations: `clean`, `predicted`."""
     reads_one_layer: ClassVar[bool] = False
     default_neurons: ClassVar[str] = "channel"
     """The default of the option `neurons`."""
-    can_guide: ClassVar[bool] = True
-    """Whether it can take part in a campaign, which passes it activations."""
     variants: ClassVar[dict[str, str]] = {}
 
     def __init__(self, **options: Unpack[CriterionOptions]) -> None:
@@ -217,7 +59,17 @@ class Criterion(ABC):
 
     # The protocol
 
-    def prepare(self, target: AnyTarget, inputs: Tensor, labels: Tensor | None) -> None:  # noqa: B027 (few need it)
+    @classmethod
+    def parse(cls, options: str) -> Self:
+        return cls(**parse_options(cls, options))
+
+    def learn_from(self, target: AnyTarget, seeds: Seeds) -> None:
+        fit_to(self, target, seeds)
+
+    def view(self, target: AnyTarget, layers: tuple[Layer, ...], example: Tensor, max_bytes: int | None) -> View:
+        return View(self, target, layers, example, max_bytes)
+
+    def prepare(self, target: AnyTarget, inputs: Tensor, labels: Tensor | None) -> None:
         """Learn what activations do not show from the model itself and a sample of training inputs, before `fit`."""
 
     def fit(self, batches: Iterable[Activations | Batch | Readings]) -> Self:
@@ -273,10 +125,6 @@ class Criterion(ABC):
         self.tests += len(readings)
         return raised
 
-    @abstractmethod
-    def score(self) -> float:
-        """The score of all tests so far; 0 before the first test."""
-
     def merge(self, other: Self) -> Self:
         """A criterion that has seen the tests of both; both must have learned the same."""
         if not self.laws.mergeable:
@@ -294,7 +142,6 @@ class Criterion(ABC):
         return merged
 
     def fresh(self) -> Self:
-        """A copy that is fitted in the same way and has seen no tests."""
         fresh = copy(self)
         fresh.learnt = dict(self.learnt)
         fresh.reset()
@@ -305,12 +152,10 @@ class Criterion(ABC):
         self.state, self.tests = {}, 0
 
     def restore(self, state: dict[str, Tensor], tests: int, layout: Layout | None) -> None:
-        """Resume from the `state` of a criterion that was fitted in the same way, after `tests` tests of `layout`."""
         self.state = {name: tensor.clone() for name, tensor in state.items()}
         self.tests, self.layout = tests, layout
 
     def report(self) -> dict[str, Any]:
-        """Further results of the tests, as plain data."""
         return {}
 
     def options(self) -> dict[str, Any]:
@@ -397,10 +242,10 @@ class Criterion(ABC):
 
     # What each criterion implements
 
-    def _learn(self, readings: Readings) -> None:  # noqa: B027 (not all learn)
+    def _learn(self, readings: Readings) -> None:
         """Take a batch of training inputs into `learnt`."""
 
-    def _finish_fit(self) -> None:  # noqa: B027
+    def _finish_fit(self) -> None:
         """Called after the last batch of training inputs."""
 
     @abstractmethod

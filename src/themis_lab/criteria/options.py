@@ -1,4 +1,4 @@
-"""The table of criteria, and their specifications: `kmnc`, `kmnc(k=100, variant=mindarmour)`."""
+"""The options of criteria, and how they are written: `k=100, variant=mindarmour`."""
 
 from __future__ import annotations
 
@@ -7,56 +7,33 @@ import re
 from collections.abc import Sequence
 from inspect import signature
 from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypedDict, get_args, get_origin, get_type_hints
 
-from themis.criteria.criterion import Criterion, CriterionOptions
 from themis.errors import UsageError, nearest
-from themis.plugins import Extensible
 
-CRITERIA: Extensible[type[Criterion]] = Extensible("themis.criteria", {})
-"""The criteria by name; packages add them."""
 COMMA = re.compile(r",(?![^\[]*\])")
 """A comma outside of a list."""
-SPECIFICATION = re.compile(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
 
 
-def choose_criterion(criterion: str | Criterion) -> Criterion:
-    """The criterion of a specification, not yet fitted; a criterion is returned as it is."""
-    if isinstance(criterion, Criterion):
-        return _with_own_name(criterion)
-    match = SPECIFICATION.fullmatch(criterion) if isinstance(criterion, str) else None
-    if match is None:
-        raise UsageError(
-            f"criterion must be a name, optionally with options in brackets, got {criterion!r}: write for instance "
-            "kmnc(k=100)"
-        )
-    name = match[1].lower()
-    if name not in CRITERIA:
-        raise UsageError(f"criterion must be a known name, got {match[1]!r}: {nearest(name, CRITERIA)}")
-    kind = CRITERIA[name]
-    name = kind.name  # some have a second name
-    options = _read_options(match[2] or "", name)
+class CriterionOptions(TypedDict, total=False):
+    """Options that every criterion has."""
+
+    neurons: str
+    layers: Sequence[str] | str | None
+    variant: str | None
+
+
+def parse_options(kind: Any, text: str) -> dict[str, Any]:
+    """The options of a class of criteria, converted to their types."""
+    options = _read_options(text, kind.name)
     hints = get_type_hints(kind.__init__) | get_type_hints(CriterionOptions)
     known = [parameter for parameter in signature(kind).parameters if parameter not in ("options", "relevance")]
     known += list(CriterionOptions.__annotations__)
     for option, value in options.items():
         if option not in known:
-            raise UsageError(f"{name}: unknown option {option!r}: {nearest(option, known)}")
-        options[option] = _convert(f"{name}: {option}", value, hints[option])
-    return _with_own_name(kind(**options))
-
-
-def _with_own_name(criterion: Criterion) -> Criterion:
-    """The criterion; refuses one of another class than its name stands for, which would be reported under that name."""
-    kind, name = type(criterion), getattr(criterion, "name", None)
-    other = CRITERIA.get(name) if name is not None else None
-    if name is None or (other is not None and other is not kind):
-        found = "it has none" if other is None else f"{name!r} is that of {other.__name__}"
-        raise UsageError(
-            f"the criterion {kind.__name__} must have a name of its own, but {found}: write name = "
-            f"{kind.__name__.lower()!r} in the class"
-        )
-    return criterion
+            raise UsageError(f"{kind.name}: unknown option {option!r}: {nearest(option, known)}")
+        options[option] = _convert(f"{kind.name}: {option}", value, hints[option])
+    return options
 
 
 def _read_options(text: str, name: str) -> dict[str, Any]:

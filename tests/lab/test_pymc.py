@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from themis.errors import MissingExtraError
-from themis.judge.pymc import pymc
 from themis.measure.moments import Moments
+from themis_lab.pymc import pymc
 
 pytestmark = pytest.mark.xdist_group("pymc")  # importing it takes seconds
 needs_pymc = pytest.mark.skipif(importlib.util.find_spec("pymc") is None, reason="the extra bayes is not installed")
@@ -43,7 +43,7 @@ def test_nothing_is_printed_warned_or_logged() -> None:
 def test_the_same_random_seed_gives_the_same_result_and_each_block_a_different_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sys.modules["themis.judge.pymc"], "MODEL_NEURONS", 1)
+    monkeypatch.setattr(sys.modules["themis_lab.pymc"], "MODEL_NEURONS", 1)
     equal = Moments(torch.tensor(30), torch.ones(2).double(), torch.ones(2).double())
     one, other = pymc(equal, draws=80, random_seed=3), pymc(equal, draws=80, random_seed=3)
     assert torch.equal(one.mean, other.mean)

@@ -1,4 +1,4 @@
-"""Readers of array files: NumPy's own formats, the idx files of MNIST and similar sets, and the batches of CIFAR.
+"""Readers of the files in which research data is published: the idx files of MNIST and similar sets, CIFAR's batches.
 
 The pickled batches of CIFAR are read without running code.
 """
@@ -16,51 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from themis.data.files import (
-    Numbers,
-    check_memory,
-    data_errors,
-    existing_file,
-    names_in_npz,
-    read_exactly,
-    read_npy,
-    read_npz,
-)
+from themis.data.files import Numbers, check_memory, data_errors, existing_file, read_exactly
+from themis.data.readers import named_seeds
 from themis.data.seeds import Seeds, from_arrays
-from themis.errors import DataError, UsageError, warn
+from themis.errors import DataError, UsageError
 
 IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 IDX_SPLITS = {"test": "t10k", "train": "train"}
-LABELS_NAME = "labels"
-"""Name of the labels in an archive, if no other is given."""
-
-
-def npz_seeds(path: Path, *, inputs: str = "inputs", labels: str | None = None) -> Seeds:
-    """A NumPy archive with the arrays `inputs` and, optionally, `labels`; `?inputs=X&labels=y` gives other names."""
-    path = existing_file(path)
-    name = LABELS_NAME if labels is None else labels
-    arrays = read_npz(path, (inputs, name))
-    for needed in (inputs, *([] if labels is None else [labels])):
-        if needed not in arrays:
-            raise DataError(
-                f"{path} must hold an array named {needed!r}, got {names_in_npz(path)}: write it with np.savez(path, "
-                "inputs=..., labels=...), or give the names as ?inputs=NAME&labels=NAME"
-            )
-    others = [other for other in names_in_npz(path) if other not in arrays]
-    if name not in arrays and others:
-        warn(
-            f"{path} is read without labels, because it has no array named {LABELS_NAME!r}, but "
-            f"{', '.join(others[:5])}: if one of them holds the labels, give its name as in ?inputs=NAME&labels=NAME"
-        )
-    return _seeds(path, arrays[inputs], arrays.get(name))
-
-
-def npy_seeds(path: Path, *, labels: str | None = None) -> Seeds:
-    """A NumPy array of inputs. Labels: `?labels=PATH`, or `NAME_labels.npy` beside `NAME.npy`."""
-    path = existing_file(path)
-    beside = path.with_name(f"{path.stem}_labels.npy")
-    labels_path = Path(labels) if labels else beside if beside.is_file() else None
-    return _seeds(path, read_npy(path), None if labels_path is None else read_npy(existing_file(labels_path)))
+BATCHES = {
+    "train": (*(f"data_batch_{k}" for k in range(1, 6)), "train"),
+    "test": ("test_batch", "test"),
+}
+PIXELS = 3 * 32 * 32
+LABEL_KEYS = {"fine": (b"labels", b"fine_labels"), "coarse": (b"coarse_labels",)}
 
 
 def idx_seeds(path: Path, *, split: str = "test") -> Seeds:
@@ -81,7 +49,7 @@ def idx_seeds(path: Path, *, split: str = "test") -> Seeds:
             f"{beside} must hold one label per seed, got an array of shape {list(labels.shape)}: check the file"
         )
     inputs = inputs[:, None] if inputs.ndim == 3 else inputs
-    return _seeds(path, inputs, labels, divisor=255.0 if inputs.dtype == np.uint8 else 1.0)
+    return named_seeds(path, inputs, labels, divisor=255.0 if inputs.dtype == np.uint8 else 1.0)
 
 
 def read_idx(path: Path) -> Numbers:
@@ -123,21 +91,6 @@ def _find_split(folder: Path, split: str) -> Path:
             f"{folder} must hold idx images of the split {split!r}, got {names}: give the path of the file, or ?split="
         )
     return matching[0]
-
-
-def _seeds(path: Path, inputs: Numbers, labels: Numbers | None, divisor: float = 1.0) -> Seeds:
-    try:
-        return from_arrays(inputs, labels, divisor=divisor)
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from error
-
-
-BATCHES = {
-    "train": (*(f"data_batch_{k}" for k in range(1, 6)), "train"),
-    "test": ("test_batch", "test"),
-}
-PIXELS = 3 * 32 * 32
-LABEL_KEYS = {"fine": (b"labels", b"fine_labels"), "coarse": (b"coarse_labels",)}
 
 
 def cifar_seeds(path: Path, *, split: str = "test", labels: str = "fine") -> Seeds:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from themis.criteria.criterion import Batch, Criterion, Layout, Readings
 from themis.data.seeds import Seeds, read_seeds
 from themis.errors import ModelError, UsageError
 from themis.measure.chunk import chunk_size
@@ -18,6 +17,10 @@ from themis.measure.clean import within_bounds
 from themis.measure.tests import Bools
 from themis.target.activations import OUTPUT, Layer
 from themis.target.target import AnyTarget
+from themis_lab.criteria.readings import Batch, Layout, Readings
+
+if TYPE_CHECKING:
+    from themis_lab.criteria.criterion import Criterion
 
 
 class View:
