@@ -73,8 +73,8 @@ def judge(outputs: list[Tensor], labels: Tensor, disturbed: list[float], n_held:
         for reach in REACHES:
             most = reach * np.hypot(errors, 1 / n_held)
             share = choose(np.clip(guesses, counted - most, counted + most), disturbed)
-            enough[reach] += np.interp(share, SHARES, disturbed) - disturbed[0] >= 0.95 * best
-            far[reach] += np.interp(share, SHARES, falls) > 2 * TOLERANCE
+            enough[reach] += int(np.interp(share, SHARES, disturbed) - disturbed[0] >= 0.95 * best)
+            far[reach] += int(np.interp(share, SHARES, falls) > 2 * TOLERANCE)
     counts = {"enough": enough, "far": far}
     shares = {name: {f"{reach:g}": int(n) / N_DRAWS for reach, n in each.items()} for name, each in counts.items()}
     return {"seeds": len(labels), "held_out": n_held, "falls": falls.tolist(), "disturbed": disturbed, **shares}
