@@ -64,13 +64,13 @@ def mean_fall(before: Tensor, after: Tensor, groups: Ints | None) -> tuple[float
 
 
 def believable_fall(expected: tuple[float, float], counted: tuple[float, float], n: int) -> tuple[float, float]:
-    """The expected fall of the clean score, kept within a standard error of the counted one, and its error.
+    """The expected fall of the clean score, kept within two standard errors of the counted one, and its error.
 
     Both are means over `n` seeds with their standard errors. A model that is certain and wrong now and then looks much
     less certain once it is calibrated: its expected score can be far from its score, which the count then shows. One
     more answer that changes is allowed for, since none may have changed by chance.
     """
-    reach = hypot(counted[1], 1 / n)
+    reach = 2 * hypot(counted[1], 1 / n)
     return min(max(expected[0], counted[0] - reach), counted[0] + reach), expected[1]
 
 
