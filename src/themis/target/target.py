@@ -523,7 +523,7 @@ class _Saved:
         return self.path.rpartition(".")[2]
 
     def has_changed(self) -> bool:
-        tensor = getattr(self.owner, self.name, None)
+        tensor: Any = getattr(self.owner, self.name, None)
         is_plain = type(tensor) in (Tensor, nn.Parameter) and not self.copy.is_quantized
         if self.tensor is None or not is_plain or tensor.layout != torch.strided or tensor.is_meta:
             return False
