@@ -248,7 +248,8 @@ def test_the_canary_sings_if_the_folder_is_trusted(made, canary):
     """Without this, the tests above might watch nothing."""
     run = shutil.copytree(made, canary.parent / "run")
     change_record(run, origin=read_record(run)["origin"] | {"model": NAME, "data": f"{CANARY}:data"})
-    fault = str(sqlite3.connect(run / "run.sqlite").execute("SELECT min(id) FROM faults").fetchone()[0])
+    with closing(sqlite3.connect(run / "run.sqlite")) as database:
+        fault = str(database.execute("SELECT min(id) FROM faults").fetchone()[0])
     command = [warm_python(), "-c", REBUILDING, "replay", "run", fault]
     refused = subprocess.run(command, capture_output=True, text=True)
     assert refused.stdout == "nothing 2\n"

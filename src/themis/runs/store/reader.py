@@ -8,7 +8,7 @@ import re
 import sqlite3
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -282,6 +282,10 @@ class Reader:
         self._is_closed = True
         self._database.close()
 
+    def __del__(self) -> None:
+        with suppress(AttributeError, sqlite3.Error):  # it was never opened, or it belongs to another thread
+            self._database.close()
+
     @contextmanager
     def reopened(self) -> Iterator[Reader]:
         """This reader, or if it was closed, another one for this block."""
@@ -328,6 +332,9 @@ def _open(path: Path, *, is_brief: bool = False) -> sqlite3.Connection:
                 "folder to a place where you may write, and read the copy"
             ) from error
         database = _connect(f"{uri}?mode=ro&immutable=1")
+    except BaseException:
+        database.close()
+        raise
     return database
 
 
