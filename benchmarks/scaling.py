@@ -2,20 +2,23 @@
 
     [THEMIS_DATA=FOLDER] python benchmarks/scaling.py [--no-quick] [--tests 5000] [--seeds 400] [--workers 1,2,4] \
         [--repeats 3] [--json FILE]
+    [THEMIS_DATA=FOLDER] python benchmarks/scaling.py --clusters [--json FILE]      # the simulation of clusters
     python benchmarks/scaling.py --page FILE      # write docs/scaling-measured.md from a JSON file
 
 ResNet-56 on CIFAR-10 with its real weights, or with random ones if there is no data folder; every process has one
 thread. Each campaign runs in a process of its own. The local one records how long its chunks take, in CPU seconds,
 which other work on the machine changes little; the simulation predicts from them how long a campaign takes with any
-number of workers, and what a driver has to move and merge. Two local campaigns at the same time show what the machine
-allows, since its cores share caches and memory. Campaigns take turns and are repeated; of each kind, the one with the
-median time is shown. `--quick` is the default: 400 tests on 64 seeds, with two workers.
+number of workers, and what a driver has to move and merge. For clusters, it takes the schedule of a campaign of 200,000
+tests from a small model, and the seconds and the messages of its chunks from a large one. Two local campaigns at the
+same time show what the machine allows, since its cores share caches and memory. Campaigns take turns and are repeated;
+of each kind, the one with the median time is shown. `--quick` is the default: 400 tests on 64 seeds, with two workers.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import pickle
 import resource
@@ -24,7 +27,7 @@ import sys
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -34,14 +37,16 @@ import numpy as np
 import torch
 from searching.arguments import add_quick, complete
 from searching.files import write_results
+from torch import nn
 
 import themis
 from themis import RayExecutor, Target
 from themis.campaign import remote
 from themis.data import Seeds
+from themis.measure import chunk
 from themis.measure.moments import Accumulator
 from themis.measure.runner import LocalMeasurer, Portion, Upcoming
-from themis_lab.zoo import data, load, resnet56
+from themis_lab.zoo import choose_entry, data, load, resnet56
 
 LATENCY = 2e-3
 """Seconds from the end of a chunk in a worker to its arrival at the driver, beside the time that its bytes take."""
@@ -54,8 +59,13 @@ AIM = 0.85
 BUSY = 2
 """Load per core above which something else was running: four workers on two cores and their driver have less."""
 PAGE = Path(__file__).parents[1] / "docs" / "scaling-measured.md"
-SIMULATED = (1, 2, 4, 8, 16)
-"""Numbers of workers."""
+LINK = 10e9 / 8
+"""Bytes per second between machines of a simulated cluster."""
+LONG = 200_000
+"""Tests of a simulated campaign."""
+CLUSTERS = {"resnet56-cifar10": ((8, 16, 64), 320, 32), "resnet50-imagenet": ((8,), 48, 8)}
+"""Numbers of workers to simulate, and the tests and seeds of the campaign that shows how long a chunk takes."""
+SIMULATED_AIMS = {("resnet56-cifar10", 16): 0.8, ("resnet56-cifar10", 64): 0.6, ("resnet50-imagenet", 8): 0.8}
 
 
 @dataclass
@@ -70,12 +80,20 @@ class Trace:
     """After a chunk: counting its results and recording its faults."""
     last: int = -1
     ended: float = 0.0
+    rounds: list[int] = field(default_factory=list)
+    """The number of proposals at the end of each round."""
+    judging: list[float] = field(default_factory=list)
+    """The seconds after the last chunk of each round, before the next one is proposed."""
+    n_bytes: list[int] = field(default_factory=list)
+    """The size of what each chunk has left, as a worker would send it."""
 
 
 class TracingMeasurer(LocalMeasurer):
     """The local measurer, which notes what it does."""
 
     trace = Trace()
+    weighs = False
+    """Whether the sizes of messages are noted."""
 
     def measure(self, pending: Portion, upcoming: Upcoming, max_passes: int | None) -> Any:
         trace, tests = self.trace, pending.tests
@@ -84,6 +102,8 @@ class TracingMeasurer(LocalMeasurer):
             following = [portion.tests for portion in islice(upcoming(), 1) if portion.stream == "search"]
             trace.last = int([tests, *following][-1].number[-1])
             trace.between.append(since)
+            if len(trace.rounds) > len(trace.judging):
+                trace.judging.append(since)
             trace.chunks.append([])
         else:
             trace.recording = trace.recording or since
@@ -92,6 +112,9 @@ class TracingMeasurer(LocalMeasurer):
         measurement = super().measure(pending, upcoming, max_passes)
         trace.ended = time.process_time()
         trace.chunks[-1].append((trace.ended - began, pending.stream == "uniform"))
+        if self.weighs:
+            trace.n_bytes.append(len(pickle.dumps(measurement)))
+            trace.ended = time.process_time()
         return measurement
 
 
@@ -111,6 +134,9 @@ class Watch(themis.Callback):
         TracingMeasurer.trace.ended = self.driver_cpu
         self.before = {pid: _describe(pid) for pid in _workers()}
         self.ray_cpu = _services_cpu()
+
+    def on_round(self, round: Any) -> None:
+        TracingMeasurer.trace.rounds.append(len(TracingMeasurer.trace.chunks))
 
     def on_end(self, run: Any) -> None:
         self.ended, self.driver_cpu = time.perf_counter(), time.process_time() - self.driver_cpu
@@ -165,12 +191,20 @@ def _describe(pid: int) -> dict[str, float]:
     }
 
 
-def run_one(n_workers: int, n_tests: int, n_seeds: int) -> dict[str, Any]:
-    """One campaign in this process; without workers, the local one."""
+def run_one(
+    n_workers: int, n_tests: int, n_seeds: int, model: str = "resnet56-cifar10", round_size: int | None = None
+) -> dict[str, Any]:
+    """One campaign in this process; without workers, the local one. model: of the zoo, or small."""
     torch.set_num_threads(1)
     inputs: Seeds | torch.Tensor
-    if os.environ.get("THEMIS_DATA"):
-        target, inputs = load("resnet56-cifar10"), data("resnet56-cifar10")
+    if model == "small":
+        torch.manual_seed(0)
+        layers = (nn.Flatten(), nn.Linear(48, 24), nn.ReLU(), nn.Linear(24, 10))
+        target, inputs = Target(nn.Sequential(*layers), oracle="changed"), torch.rand(n_seeds, 3, 4, 4)
+    elif os.environ.get("THEMIS_DATA") or model != "resnet56-cifar10":
+        target, inputs = load(model), torch.rand(n_seeds, *choose_entry(model).input_shape)
+        if os.environ.get("THEMIS_DATA"):
+            inputs = data(model)
     else:
         torch.manual_seed(0)
         target = Target(resnet56())
@@ -197,6 +231,7 @@ def run_one(n_workers: int, n_tests: int, n_seeds: int) -> dict[str, Any]:
         coverage=None,
         plateau=None,
         callbacks=[watch],
+        round_size=round_size,
         executor=RayExecutor(workers=n_workers) if n_workers else None,
     )
     total = time.perf_counter() - began
@@ -235,13 +270,33 @@ def merge_seconds(n_neurons: int) -> float:
     return min(times)
 
 
-def simulate(trace: dict[str, Any], n_workers: int, merge: float) -> dict[str, float]:
+@dataclass(frozen=True)
+class Cluster:
+    """What the parts of a campaign take on a cluster, in seconds."""
+
+    chunk: float
+    reply: float
+    """Sending the answer of a chunk to the driver, whose connection all workers share."""
+    add: float
+    """Sending the sums of a worker to another, and adding them to its own."""
+    judging: float
+
+
+def simulate(trace: dict[str, Any], n_workers: int, merge: float, cluster: Cluster | None = None) -> dict[str, float]:
     """The seconds of the tests of a campaign, the CPU seconds of all its processes, and the share of the driver's time.
 
     Every process has a core of its own, and the clean activations that it needs. One that is free takes the next chunk
     that was proposed, else one of the next uniform tests. The driver merges chunks in their order, and proposes the
-    next tests once the last one is merged.
+    next tests once the last one is merged. On a cluster, chunks take as long as those of another model, and at the end
+    of a round pairs of workers add up their sums before the driver judges.
     """
+    if cluster is not None:
+        trace = {
+            **trace,
+            "chunks": [[(cluster.chunk, is_uniform) for _, is_uniform in each] for each in trace["chunks"]],
+        }
+        gathering = (math.ceil(math.log2(n_workers)) + 1) * (cluster.add + LATENCY) + cluster.judging
+    reply, link, ends_of_rounds = 0.0 if cluster is None else cluster.reply, 0.0, set(trace.get("rounds", ()))
     free = [0.0] * n_workers
     proposals = [deque(chunks) for chunks in trace["chunks"]]
     ends: list[list[float]] = [[] for _ in proposals]
@@ -257,8 +312,11 @@ def simulate(trace: dict[str, Any], n_workers: int, merge: float) -> dict[str, f
         while chunks:
             run(number, now)
         for end in ends[number]:
-            now = max(now, end + LATENCY) + merge + trace["recording"]
+            link = max(link, end + LATENCY) + reply
+            now = max(now, link) + merge + trace["recording"]
         between = (*trace["between"], 0.0)[number + 1]
+        if cluster is not None and number + 1 in ends_of_rounds:
+            between += gathering
         now, driver = now + between, driver + between + len(ends[number]) * (merge + trace["recording"])
         later = next((k for k in range(number + 1, len(proposals)) if proposals[k] and proposals[k][0][1]), None)
         while later is not None and proposals[later] and proposals[later][0][1] and min(free) < now:
@@ -303,13 +361,7 @@ def measured(results: dict[str, Any]) -> str:
     head += ["driver's peak", "a worker's peak", "per chunk", "load"]
     first = f"ResNet-56, {local['tests']:,} tests, {local['seeds']:,} seeds, chunks of {local['chunk']}, "
     first += f"{local['neurons']:,} neurons, {results['cores']} cores:"
-    more = [
-        [f"{k:,}", f"{s['seconds']:.1f} s", f"{local['driver_cpu'] / s['seconds'] / k:.0%}", f"{s['driver']:.0%}"]
-        for k in SIMULATED
-        for s in [simulate(local["trace"], k, merge)]
-    ]
-    simulated = _table(["workers", "seconds", "efficiency", "driver busy"], more)
-    return "\n\n".join([first, _table(head, rows), *_remarks(results), "The simulation for more cores:", simulated])
+    return "\n\n".join([first, _table(head, rows), *_remarks(results)])
 
 
 def _remarks(results: dict[str, Any]) -> list[str]:
@@ -335,6 +387,41 @@ def _remarks(results: dict[str, Any]) -> list[str]:
                 f"{row['ray_cpu'] / local['driver_cpu']:.0%}."
             )
     return remarks
+
+
+def simulate_clusters() -> dict[str, Any]:
+    """Campaigns of a cluster, from the schedule of a small model's and from the chunks of a large model's."""
+    results = {}
+    for model, (numbers, n_tests, n_seeds) in CLUSTERS.items():
+        large = _run_child(model, n_tests, n_seeds, "--round-size", str(n_tests // 4))
+        trace, n_neurons, size = large["trace"], large["neurons"], large["chunk"]
+        cluster = Cluster(
+            chunk=sum(seconds for each in trace["chunks"] for seconds, _ in each) / n_tests * size,
+            reply=float(np.mean(trace["n_bytes"])) / LINK,
+            add=16 * n_neurons / LINK + merge_seconds(n_neurons),
+            judging=float(np.median(trace["judging"])),
+        )
+        schedule = _run_child("small", LONG, 1000, "--chunk", str(size))["trace"]
+        work = cluster.chunk * sum(map(len, schedule["chunks"]))
+        rows = {n: simulate(schedule, n, 0.0, cluster)["seconds"] for n in numbers}
+        results[model] = {
+            **asdict(cluster),
+            "tests_per_chunk": size,
+            "neurons": n_neurons,
+            "rounds": len(schedule["rounds"]),
+            "seconds": rows,
+            "efficiency": {n: work / n / seconds for n, seconds in rows.items()},
+        }
+        print(json.dumps({model: results[model]}), flush=True)
+    return results
+
+
+def _run_child(model: str, n_tests: int, n_seeds: int, *options: str) -> dict[str, Any]:
+    """A local campaign in a process of its own."""
+    words = [sys.executable, __file__, "--one", "0", "--tests", str(n_tests), "--seeds", str(n_seeds)]
+    made = subprocess.run([*words, "--model", model, *options], stdout=subprocess.PIPE, text=True, check=True)
+    row: dict[str, Any] = json.loads(made.stdout.splitlines()[-1])
+    return row
 
 
 def _median(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -373,13 +460,23 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, help="how often each campaign is run")
     parser.add_argument("--json", type=str)
     parser.add_argument("--page", type=Path)
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--clusters", action="store_true", help="simulate clusters; no Ray is needed")
+    for name, kind in (("one", int), ("model", str), ("chunk", int), ("round-size", int)):
+        parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.page:
         PAGE.write_text(page(PAGE.read_text(), json.loads(arguments.page.read_text())["results"]))
         return
     if arguments.one is not None:
-        print(json.dumps(run_one(arguments.one, arguments.tests, arguments.seeds)))
+        TracingMeasurer.weighs = arguments.model not in (None, "small")
+        chunk.CHUNK_MOST = arguments.chunk or chunk.CHUNK_MOST
+        model = arguments.model or "resnet56-cifar10"
+        print(json.dumps(run_one(arguments.one, arguments.tests, arguments.seeds, model, arguments.round_size)))
+        return
+    if arguments.clusters:
+        simulated = simulate_clusters()
+        if arguments.json:
+            write_results(arguments.json, "cpu", simulated)
         return
     if find_spec("ray") is None:
         print("skipped: this benchmark needs Ray: pip install 'themis-dl[ray]'")

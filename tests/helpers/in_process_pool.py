@@ -25,11 +25,15 @@ class InProcessPool:
         for worker in self.workers:
             getattr(worker, method)(*pickle.loads(self.broadcasts[-1][1]))
 
-    def ask_all(self, method, *values):
+    def combine_all(self, method, combine, *values):
+        answers = [pickle.loads(pickle.dumps(getattr(worker, method)(*values))) for worker in self.workers]
         for k in range(len(self.workers)):
-            if self.random.random() < self.loss:
-                self.workers[k] = self.replacement()
-        return [pickle.loads(pickle.dumps(getattr(worker, method)(*values))) for worker in self.workers]
+            if self.random.random() < self.loss:  # it has died with what it has taken
+                self.workers[k], answers = self.replacement(), []
+        while len(answers) > 1:
+            first, second, *answers = answers
+            answers.append(getattr(self.workers[0], combine)(first, second))
+        return answers[0] if answers else None
 
     def submit(self, label, method, *values, is_urgent=True):
         assert label

@@ -1,7 +1,7 @@
 """A campaign whose inputs and tests run in workers, which hold the model; the driver merges what they send in order.
 
 Chunks have the same tests whatever the number of workers, and results are taken in the order of the chunks. The sums
-of a chunk stay in its worker until `gather` asks for them: each worker then sends one sum of all that it has.
+of a chunk stay in its worker until `gather` asks for them: workers then add up what they have, and one sends the sum.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ from themis.target.fingerprint import hash_tensors
 from themis.target.target import AnyTarget
 
 Array = NDArray[Any]
+TakenSums = dict[str, tuple[Array, list[int]]]
+"""By stream: the sum over some chunks, and their numbers."""
 
 
 @dataclass(frozen=True)
@@ -162,9 +164,9 @@ class ChunkWorker:
         """A graded chunk of tests, as arrays; nothing is folded."""
         return [None if each is None else array_of(each) for each in self.calculator.grade_chunk(tests)]
 
-    def take_sums(self, numbers: list[int], underway: list[int]) -> dict[str, tuple[Array, list[int]]]:
+    def take_sums(self, numbers: list[int], underway: list[int]) -> TakenSums:
         """The sums of those chunks that this worker has run, by stream, with their numbers; keeps others underway."""
-        taken: dict[str, tuple[Array, list[int]]] = {}
+        taken: TakenSums = {}
         for number in numbers:
             if number in self._sums:
                 stream, sums = self._sums.pop(number)
@@ -173,6 +175,14 @@ class ChunkWorker:
                 of_stream.append(number)
         self._sums = {number: kept for number, kept in self._sums.items() if number in underway}
         return taken
+
+    def add_sums(self, mine: TakenSums, others: TakenSums) -> TakenSums:
+        """What two workers have taken, together."""
+        total = dict(mine)
+        for stream, (sums, numbers) in others.items():
+            before, counted = total.get(stream, (0.0, []))
+            total[stream] = before + sums, counted + numbers
+        return total
 
     def _accumulator(self, stream: str, *, is_first: bool = False) -> Accumulator:
         """The accumulator of a stream, without any test if the next chunk is the first of the stream."""
@@ -296,11 +306,11 @@ class RemoteMeasurer:
         """Add the sums of all chunks that were taken; those of workers that have died are computed again."""
         while self._owed:
             underway = [started.chunk.number for started in self._started.values()]
-            for of_streams in self.pool.ask_all("take_sums", list(self._owed), underway):
-                for stream, (sums, numbers) in of_streams.items():
-                    self._streams[stream].commit_sums(self._on_device(sums), 0)
-                    for number in numbers:
-                        del self._owed[number]
+            taken = self.pool.combine_all("take_sums", "add_sums", list(self._owed), underway) or {}
+            for stream, (sums, numbers) in taken.items():
+                self._streams[stream].commit_sums(self._on_device(sums), 0)
+                for number in numbers:
+                    del self._owed[number]
             lost, self._owed = list(self._owed.values()), {}
             size = self.calculator.chunk
             again = [

@@ -51,6 +51,8 @@ class _Call:
     """Whether a worker has died that was given it: it is now made alone."""
     n_crashes: int = 0
     """How many workers have died while they ran it."""
+    is_held: bool = False
+    """Whether the answer stays on the worker's machine; the pool gets Ray's reference to it, in a list."""
     is_done: bool = False
     answer: Any = None
     error: Exception | None = None
@@ -84,7 +86,8 @@ class _Actor:
         """Add a call, which is executed after the others."""
         if not self.calls:
             self.since = time.monotonic()
-        self.calls.append((call, self.handle.call.remote(call.method, *call.values)))
+        method = self.handle.hold if call.is_held else self.handle.call
+        self.calls.append((call, method.remote(call.method, *call.values)))
         return call
 
     def forget(self) -> None:
@@ -143,12 +146,26 @@ class RayPool:
         for actor in self._actors:
             actor.send(_Call(method, values))
 
-    def ask_all(self, method: str, *values: Any) -> list[Any]:
-        """What all workers answer to a call; those that die meanwhile answer nothing."""
-        asked = [actor.send(_Call(method, values)) for actor in self._actors if actor.is_ready]
-        while any(call in asked for actor in self._actors for call, _ in actor.calls):
+    def combine_all(self, method: str, combine: str, *values: Any) -> Any:
+        """What all workers answer to a call together; None if one of them dies meanwhile.
+
+        Pairs of workers combine their answers until one is left, so that this process receives one message.
+        """
+        parts = self._hold([(actor, method, values) for actor in self._actors if actor.is_ready])
+        while len(parts) > 1:
+            pairs = zip(parts[::2], parts[1::2], strict=False)
+            odd = parts[len(parts) // 2 * 2 :]
+            combined = self._hold([(actor, combine, (mine, other)) for (actor, mine), (_, other) in pairs])
+            parts = combined + odd if combined else []
+        with suppress(self._ray.exceptions.RayError):
+            return self._ray.get(parts[0][1]) if parts else None
+
+    def _hold(self, asked: list[tuple[_Actor, str, tuple[Any, ...]]]) -> list[tuple[_Actor, Any]]:
+        """References to what workers answer, which stays on their machines; none if one of them dies meanwhile."""
+        calls = [(actor, actor.send(_Call(method, values, is_held=True))) for actor, method, values in asked]
+        while any(call is each for actor in self._actors for each, _ in actor.calls for _, call in calls):
             self._receive_next()
-        return [call.answer for call in asked if call.is_done]
+        return [(actor, call.answer[0]) for actor, call in calls] if all(call.is_done for _, call in calls) else []
 
     def submit(self, label: str, method: str, *values: Any, group: str | None = None, is_urgent: bool = True) -> int:
         """Call a method of one worker; returns the number of the call.
@@ -354,6 +371,12 @@ class WorkerHost:
     def call(self, method: str, *values: Any) -> Any:
         """Call a method of the object."""
         return getattr(self._object, method)(*values)
+
+    def hold(self, method: str, *values: Any) -> list[Any]:
+        """Call a method of the object; returns a reference to the answer, which stays here."""
+        import ray
+
+        return [ray.put(self.call(method, *values))]
 
 
 def _keep_freed_memory() -> None:
