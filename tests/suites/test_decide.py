@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from suites import small_suite
+from user_module import go_to
 
 from themis import UsageError
 from themis.cli import main
@@ -59,8 +60,7 @@ def test_the_verdict_is_a_gate(tmp_path):
 
 @pytest.mark.parametrize(("limit", "code"), [(0.01, 1), (0.999, 0)])
 def test_the_command_returns_the_verdict(tmp_path, monkeypatch, capsys, limit, code):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("from suites import classifier, pictures\ndata = pictures(classifier())\n")
+    go_to(tmp_path, monkeypatch, "from suites import classifier, pictures\ndata = pictures(classifier())\n")
     (tmp_path / "own.yaml").write_text(json.dumps({"members": GRADED}))
     words = ["--model", "suites:classifier", "--data", "mine:data", "--decide", f"mean_error<={limit}", "--out", "out"]
     assert main(["suite", "own.yaml", *words, "--junit", "gates.xml"]) == code

@@ -16,6 +16,7 @@ from pathlib import Path
 from shlex import quote
 from time import monotonic
 from typing import TYPE_CHECKING, Any
+from weakref import finalize
 
 from themis.errors import StoreError, UsageError, nearest
 from themis.reading import check_form, optional, parse_json, read_regular, values_of
@@ -92,6 +93,7 @@ class Reader:
         self._is_closed = self._has_valid_faults = False
         with self._explained():
             self._database = _open(self.path / DATABASE, is_brief=is_brief)
+            finalize(self, _close, self._database)  # it may be left open by whoever holds the reader
             try:
                 schema.check(self._database, self.path)
                 schema.check_tables(self._database, self.path)
@@ -282,10 +284,6 @@ class Reader:
         self._is_closed = True
         self._database.close()
 
-    def __del__(self) -> None:
-        with suppress(AttributeError, sqlite3.Error):  # it was never opened, or it belongs to another thread
-            self._database.close()
-
     @contextmanager
     def reopened(self) -> Iterator[Reader]:
         """This reader, or if it was closed, another one for this block."""
@@ -346,6 +344,11 @@ def _connect(uri: str, timeout: float = 5) -> sqlite3.Connection:
     database.execute("PRAGMA trusted_schema = OFF")  # views of a forged database call no function
     database.execute("PRAGMA cell_size_check = ON")
     return database
+
+
+def _close(database: sqlite3.Connection) -> None:
+    with suppress(sqlite3.ProgrammingError):  # it belongs to another thread
+        database.close()
 
 
 def _columns(rows: list[tuple[Any, ...]], n_theta: int) -> dict[str, Array]:
