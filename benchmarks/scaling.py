@@ -285,10 +285,10 @@ class Cluster:
 def simulate(trace: dict[str, Any], n_workers: int, merge: float, cluster: Cluster | None = None) -> dict[str, float]:
     """The seconds of the tests of a campaign, the CPU seconds of all its processes, and the share of the driver's time.
 
-    Every process has a core of its own, and the clean activations that it needs. One that is free takes the next chunk
-    that was proposed, else one of the next uniform tests. The driver merges chunks in their order, and proposes the
-    next tests once the last one is merged. On a cluster, chunks take as long as those of another model, and at the end
-    of a round pairs of workers add up their sums before the driver judges.
+    Every process has a core of its own, and the clean activations that it needs. One that is free takes the next
+    chunk that was proposed, else one of the uniform tests that follow. The driver merges chunks in their order, and
+    proposes the next tests once the last one is merged. On a cluster, chunks take as long as those of another
+    model, and at the end of a round pairs of workers add up their sums before the driver judges.
     """
     if cluster is not None:
         trace = {
@@ -318,9 +318,15 @@ def simulate(trace: dict[str, Any], n_workers: int, merge: float, cluster: Clust
         if cluster is not None and number + 1 in ends_of_rounds:
             between += gathering
         now, driver = now + between, driver + between + len(ends[number]) * (merge + trace["recording"])
-        later = next((k for k in range(number + 1, len(proposals)) if proposals[k] and proposals[k][0][1]), None)
-        while later is not None and proposals[later] and proposals[later][0][1] and min(free) < now:
-            run(later, min(free))
+        for later in range(number + 1, len(proposals)):  # uniform tests are known ahead
+            n_ahead = sum(map(len, ends[number + 2 :]))
+            while (
+                n_ahead < remote.SPARE * n_workers and proposals[later] and proposals[later][0][1] and min(free) < now
+            ):
+                run(later, min(free))
+                n_ahead += 1
+            if min(free) >= now:
+                break
     cpu = sum(seconds for chunks in trace["chunks"] for seconds, _ in chunks) + driver
     return {"seconds": now, "cpu": cpu, "driver": driver / now}
 

@@ -357,7 +357,7 @@ def _is_dead(clean: Moments, moments: Moments) -> Tensor:
     return (clean.m2 == 0) & (moments.m2 == 0) & (moments.mean == 0)
 
 
-ROUND_SIZE, ROUND_SHARE = 640, 32
+ROUND_SIZE, ROUND_SHARE = 640, 16
 """Tests per round, unless five chunks are more, or this part of the tests run so far: the longer a campaign, the less a
 single test changes what is known."""
 DECISION_SIZE, DECISION_SHARE = 50, 16
