@@ -78,6 +78,8 @@ class SuitePlan:
     options: SuiteOptions
     settings: Settings
     baseline: Baseline | None = None
+    executor: RayExecutor | None = None
+    """Where tests run: in this process by default."""
 
     def __post_init__(self) -> None:
         for member in self.suite.members:
@@ -179,7 +181,7 @@ def run_suite(
         return grade_published(tested, suite, suite_options, settings, out, (listener or SuiteListener()).on_grades)
     plan = SuitePlan(_choose_fitting(suite, as_target(target), seeds), suite_options, settings)
     tested = read_tested(target, seeds, plan.perturbations, settings, origin, features, classes)
-    return _run(out, replace(plan, baseline=baseline), tested, metadata, listener, callbacks, workers)
+    return _run(out, replace(plan, baseline=baseline, executor=workers), tested, metadata, listener, callbacks)
 
 
 def resume_suite(
@@ -242,7 +244,9 @@ def resume_suite(
     plan = SuitePlan(definition, options, settings)
     tested = read_tested(target, seeds, plan.perturbations, settings, origin, None, record.get("classes"))
     workers = choose_executor(executor, record["environment"]["threads"])
-    return _run(out, plan, tested, metadata, listener, callbacks, workers, signs=permission.is_granted)
+    return _run(
+        out, replace(plan, executor=workers), tested, metadata, listener, callbacks, signs=permission.is_granted
+    )
 
 
 def _choose_fitting(suite: Any, target: AnyTarget, seeds: Seeds) -> SuiteDefinition:
@@ -256,7 +260,6 @@ def _run(
     metadata: Any,
     listener: SuiteListener | None,
     callbacks: Iterable[Callback],
-    executor: RayExecutor | None,
     *,
     signs: bool = True,
 ) -> SuiteRun:
@@ -271,7 +274,7 @@ def _run(
         if stored is not None:
             _check_same(stored, plan, folder.path)
         n_threads = None if stored is None else stored["environment"]["threads"]
-        with open_series(tested, first, executor=executor, n_threads=n_threads) as series:
+        with open_series(tested, first, executor=plan.executor, n_threads=n_threads) as series:
             if stored is not None:
                 refuse_changes(series.hashes, stored["environment"], "suite")
             series = series.with_sweep(first)
