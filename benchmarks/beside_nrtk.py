@@ -8,6 +8,7 @@ Needs `pip install maite nrtk scikit-image`. Model and data are those of the zoo
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -68,14 +69,20 @@ class Accuracy:
 
 
 def main() -> None:
-    from maite.tasks import evaluate
-    from nrtk.impls.perturb_image.photometric.noise import GaussianNoisePerturber
-    from nrtk.interop import MAITEImageClassificationAugmentation
-
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, metavar="N")
     add_quick(parser)
     n = complete(parser.parse_args(), {"seeds": 200}, {"seeds": 2000}).seeds
+    if not os.environ.get("THEMIS_DATA"):
+        print("skipped: this benchmark needs the data folder: set THEMIS_DATA")
+        return
+    try:
+        from maite.tasks import evaluate
+        from nrtk.impls.perturb_image.photometric.noise import GaussianNoisePerturber
+        from nrtk.interop import MAITEImageClassificationAugmentation
+    except ImportError as error:
+        print(f"skipped: this benchmark needs MAITE and NRTK ({error}): pip install maite nrtk scikit-image")
+        return
     model: Any = Model()
     data = Data(n)
 

@@ -10,6 +10,7 @@ theta at which at least 90% of the pictures are recognised, with the median SSIM
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -81,6 +82,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--no-quick", action="store_true", help="100 pictures instead of 20")
     n = 100 if parser.parse_args().no_quick else 20
+    if not os.environ.get("THEMIS_DATA"):
+        print("skipped: this benchmark needs the data folder: set THEMIS_DATA")
+        return
     sets = [data(name).inputs[:n].float() for name in ("lenet5-mnist", "resnet56-cifar10")]
     print("| perturbation | theta | MNIST | CIFAR-10 |\n|---|---|---|---|")
     for name, theta in ROWS:
