@@ -61,7 +61,7 @@ def local():
 def test_any_number_of_workers_finds_the_same(cluster, local, n_workers):
     assert len(local.faults) > 100
     assert_same_end(local, campaign(executor=RayExecutor(workers=n_workers)))
-    _wait(lambda: not workers(CLUSTER))
+    _wait(lambda: not workers(CLUSTER), 30)
 
 
 def test_workers_and_machines_die_at_random(cluster, local):
@@ -161,7 +161,7 @@ def test_a_stopped_driver_leaves_no_process_and_resumes(stop, tmp_path):
         os.killpg(process.pid, stop) if stop == signal.SIGINT else process.send_signal(stop)
         _, errors = process.communicate(timeout=HUNG)
     assert "Traceback" not in errors
-    _wait(lambda: not processes("environ", COMMAND))
+    _wait(lambda: not processes("environ", COMMAND), 30)
     with _command("resume", tmp_path / "run", *RAY, "--no-report") as process:
         _, errors = process.communicate(timeout=HUNG)
     assert process.returncode == 0, errors

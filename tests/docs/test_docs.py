@@ -44,7 +44,7 @@ def test_links_have_a_target(path):
         assert link.startswith("http") or (path.parent / link).exists(), link
 
 
-LONG = ("results.md", "performance.md", "evaluation.md", "evaluation-cells.md", "regain.md")
+LONG = ("results.md", "performance.md", "evaluation.md", "evaluation-cells.md")
 """Pages of measurements, which are looked up and not read."""
 
 
