@@ -4,8 +4,6 @@ The criteria of the literature are in `themis_lab.criteria`, with the base class
 entry points.
 """
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

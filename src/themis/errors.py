@@ -1,7 +1,5 @@
 """Errors and warnings that a user can act on: a message states the rule, the value that breaks it, and the remedy."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Iterable

@@ -5,8 +5,6 @@ echo 'eval "$(themis completion bash)"' >> ~/.bashrc
 themis completion zsh > ~/.zsh/_themis    (a folder in fpath)
 """
 
-from __future__ import annotations
-
 import json
 from importlib.resources import files
 from typing import Any

@@ -10,8 +10,6 @@ themis faults runs/first --where "theta_sigma < 0.1 and answer = 3" --export fou
 themis faults runs/first 1204
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

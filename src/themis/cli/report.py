@@ -7,8 +7,6 @@ themis report runs/first --out first.html --most-pictures 200
 themis report runs/first --evidence evidence/first
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from shlex import quote
 

@@ -1,7 +1,5 @@
 """Ray, the cluster engine that work is scaled out on: what is asked of it, and the connection to it."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os

@@ -3,8 +3,6 @@
 A worker that dies is replaced, and the calls that it had not answered are made again.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

@@ -1,7 +1,5 @@
 """Published files of corrupted pictures: CIFAR-10-C, CIFAR-100-C and ImageNet-C."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

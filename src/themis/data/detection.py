@@ -4,8 +4,6 @@ Labels are `[pictures, objects, 5]`: left, top, right and bottom in pixels, and 
 empty, and a class `-2 - c` is a crowd of class c.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Opening data files: one that is damaged, hostile or too large is refused with a one-line message."""
 
-from __future__ import annotations
-
 import io
 import math
 import os

@@ -1,7 +1,5 @@
 """Data sets from the Hugging Face hub, or saved by its library: a column of pictures or numbers, and one of labels."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Any

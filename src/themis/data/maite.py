@@ -3,8 +3,6 @@
 The protocols are structural: an object follows them by what it has, and the package `maite` is not needed to tell.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

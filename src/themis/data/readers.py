@@ -1,7 +1,5 @@
 """The table of readers, and reading data from a specification such as `csv:table.csv?label=y`."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Callable

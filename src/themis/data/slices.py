@@ -1,7 +1,5 @@
 """What a table with a row per input says of the seeds: slices of them, and how often inputs like each occur in use."""
 
-from __future__ import annotations
-
 import csv
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Sound: WAV files, read one at a time, when they are needed."""
 
-from __future__ import annotations
-
 import io
 import wave
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The oracle of a task, chosen by name or by the clean outputs and the labels."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ Outputs are scores or probabilities `[inputs, classes]`. Those of `against` are 
 the model, and then those of its reference.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -1,7 +1,5 @@
 """Perturbations as augmentations of MAITE, for its workflows and for the tools that use them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b

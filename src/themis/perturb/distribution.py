@@ -1,7 +1,5 @@
 """How often each value of a theta occurs where the model is used: a distribution, cut off at the ends of its range."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass

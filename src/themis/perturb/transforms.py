@@ -3,8 +3,6 @@
 Arguments that are a pair `(LOW, HIGH)`, from which the transform would draw a value, become theta.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import warnings

@@ -1,7 +1,5 @@
 """Evidence about a run for an auditor: a model card, an ML-BOM, and the files that a signed statement is about."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterable
 from contextlib import closing

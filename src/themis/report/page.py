@@ -1,7 +1,5 @@
 """The report of a run: everything that it shows, and the page as one HTML file that needs no network connection."""
 
-from __future__ import annotations
-
 import json
 from base64 import b64encode
 from collections import Counter

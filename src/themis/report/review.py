@@ -1,7 +1,5 @@
 """Marking faults in the browser: a page with one fault at a time, served to this machine only, and its marks."""
 
-from __future__ import annotations
-
 import json
 from threading import Lock
 from typing import Any

@@ -1,7 +1,5 @@
 """Running the tests of a run again, in the process of its campaign or from its folder; opening run folders."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ every call of a module that is called several times. Hooks only tell in which mo
 after every pass.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace

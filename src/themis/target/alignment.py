@@ -1,7 +1,5 @@
 """Bring a model and its data together: the bounds of a table, the order of classes, and the place of the channels."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import is_dataclass, replace

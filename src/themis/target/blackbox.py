@@ -1,7 +1,5 @@
 """Any function as a target: ONNX, another framework, a remote service."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field

@@ -1,7 +1,5 @@
 """Activations of compiled models, TorchScript and torch.export, whose function calls Python does not see."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager

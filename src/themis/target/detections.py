@@ -1,7 +1,5 @@
 """Detections in what a detector returns, as one tensor `[inputs, n, 6]` that oracles compare."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args

@@ -1,7 +1,5 @@
 """Models of other libraries as functions for a black box: estimators and boosters, and models of MAITE."""
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 from typing import Any

@@ -1,7 +1,5 @@
 """Which entry of a model's result holds its scores."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The fixture: a campaign with gates as a test, the message if it fails, and the replay of a single fault."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ The features of a seed are the activations of the last layer before the output, 
 to principal components and divided into clusters, of which there are as many as are best apart.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

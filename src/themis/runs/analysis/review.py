@@ -1,7 +1,5 @@
 """Whether faults are valid tests: the marks of people in the run folder, and the rate of valid faults by them."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

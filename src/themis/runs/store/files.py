@@ -3,8 +3,6 @@
 Nothing is written or deleted through a symbolic link: a folder that was downloaded may contain links to other files.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import math

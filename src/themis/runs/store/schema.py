@@ -4,8 +4,6 @@ SQLite stores the comments inside the statements: `.schema` shows them. A folder
 by someone else: a `StoreError` names the file, the value and the remedy.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sqlite3

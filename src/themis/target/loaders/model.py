@@ -1,7 +1,5 @@
 """Load a model from `module:factory`, from a file by its suffix, or from `package:NAME`."""
 
-from __future__ import annotations
-
 import logging
 import os
 import warnings
