@@ -40,7 +40,7 @@ def test_the_local_executor_needs_no_ray(without_ray):
 
 
 def test_a_model_on_a_gpu_needs_workers_with_one():
-    with pytest.raises(UsageError, match="gpus_per_worker must be above 0 for a model on cuda"):
+    with pytest.raises(UsageError, match="gpus_per_worker must exceed 0 for a cuda model"):
         RayExecutor().check_device("cuda")
     RayExecutor(gpus_per_worker=0.5).check_device("cuda")
 

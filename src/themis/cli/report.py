@@ -57,9 +57,7 @@ def execute(arguments: CommandLine) -> int:
 
 def _write_evidence(arguments: CommandLine, out: Path | None) -> int:
     if out is not None:
-        raise UsageError(
-            "--out must not be given with --evidence: the page is report.html in the folder of the evidence"
-        )
+        raise UsageError("--out must not be given with --evidence: the page is report.html among the evidence")
     from themis.report.evidence import write_evidence
 
     path = write_evidence(arguments.run, arguments.evidence, most_pictures=arguments.most_pictures)

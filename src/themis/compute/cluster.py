@@ -73,9 +73,7 @@ class RayExecutor:
     def check_device(self, device: str) -> None:
         """Refuse workers without a GPU for a model on one, and GPUs for a model that uses none."""
         if device == "cuda" and not self.gpus_per_worker:
-            raise UsageError(
-                "gpus_per_worker must be above 0 for a model on cuda: pass 1, or 0.5 to let two workers share a GPU"
-            )
+            raise UsageError("gpus_per_worker must exceed 0 for a cuda model: pass 1, or 0.5 for two workers per GPU")
         if device == "cpu" and self.gpus_per_worker:
             raise UsageError(
                 f"gpus_per_worker must be 0 for a model on the CPU, got {self.gpus_per_worker:g}: move the model to "
@@ -132,9 +130,7 @@ def import_ray() -> Any:
     try:
         return import_module("ray")
     except ImportError as error:
-        raise MissingExtraError(
-            "executor ray needs the package ray, which is not installed: pip install 'themis-dl[ray]'"
-        ) from error
+        raise MissingExtraError("executor ray needs the package ray: pip install 'themis-dl[ray]'") from error
 
 
 def _start(ray: Any, executor: RayExecutor) -> None:

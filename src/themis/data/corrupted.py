@@ -77,7 +77,5 @@ def _options(path: Path, corruption: str | None, severity: int | str | None) -> 
     if corruption is None:
         raise UsageError(f"{path} has several corruptions: choose one, as in ?corruption=fog, or grade a suite on all")
     if not (folder / corruption).is_dir() and not (folder / f"{corruption}.npy").is_file():
-        raise DataError(
-            f"{folder} must hold the corruption {corruption!r}: {nearest(corruption, corruptions_in(folder))}"
-        )
+        raise DataError(f"{folder} must have corruption {corruption!r}: {nearest(corruption, corruptions_in(folder))}")
     return folder, corruption, parse_whole(severity, "severity", SEVERITIES, 3)

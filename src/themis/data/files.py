@@ -53,10 +53,7 @@ def read_exactly(file: io.BufferedIOBase, n_bytes: int, path: Path) -> NDArray[n
     while n_read < n_bytes:
         n_new = file.readinto(content[n_read : n_read + READ_BYTES].data)
         if not n_new:
-            raise DataError(
-                f"{path} must hold {n_bytes:,} bytes of numbers, but {n_bytes - n_read:,} are missing: download it "
-                "again"
-            )
+            raise DataError(f"{path} must hold {n_bytes:,} bytes, but {n_bytes - n_read:,} are missing: replace it")
         n_read += n_new
         advance(n_read, n_bytes, "bytes")
     return content

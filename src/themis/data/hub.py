@@ -36,17 +36,13 @@ def hub_seeds(
     name, bracket, rest = str(path).partition("[")
     if bracket and not path.exists():
         if not rest.endswith("]") or split is not None:
-            raise UsageError(
-                f"the hf reader needs one split, got hf:{path}: write hf:NAME[SPLIT] or hf:NAME?split=SPLIT"
-            )
+            raise UsageError(f"hf needs one split, got hf:{path}: write hf:NAME[SPLIT] or hf:NAME?split=SPLIT")
         path, split = Path(name), rest[:-1]
     split = split or "test"
     try:
         library = importlib.import_module("datasets")
     except ImportError as error:
-        raise MissingExtraError(
-            'reading data sets from the hub needs the package datasets: pip install "themis-dl[hf]"'
-        ) from error
+        raise MissingExtraError('data sets from the hub need datasets: pip install "themis-dl[hf]"') from error
     with data_errors(f"hf:{path}", "a data set of the hub"):
         if path.is_dir():
             data = _saved_split(library.load_from_disk(str(path)), split, path)

@@ -122,9 +122,7 @@ def _opened(file: Path | IO[bytes], name: Path | str) -> Iterator[Picture]:
             if width * height > MAX_PIXELS:
                 raise _too_large(name, f"{width:,}x{height:,}")
             if image.mode.startswith(("I", "F")):
-                raise DataError(
-                    f"{name} must have 8 bits per channel, but its mode is {image.mode}: save it with 8 bits"
-                )
+                raise DataError(f"{name} must have 8 bits per channel, but its mode is {image.mode}: convert it")
             yield image
 
 

@@ -151,9 +151,7 @@ def _read_csv(path: str | Path, option: str) -> dict[str, list[str]]:
             raise ValueError("it is empty")
     except (OSError, ValueError, csv.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise DataError(
-            f"{option} must name a CSV table with a line of column names, but {path} is not: {reason}; replace it"
-        ) from error
+        raise DataError(f"{option} must be a CSV table with column names, but {path} is not: {reason}") from error
     return table
 
 
@@ -224,9 +222,7 @@ def _read_shares(text: str) -> dict[str, float]:
         parts = [part.rpartition(":") for part in text.split(",")]
         return {value.strip(): float(share) for value, _, share in parts}
     except ValueError:
-        raise UsageError(
-            f"seed_weights must have VALUE:SHARE after the =, got {text!r}: write cat:0.7,dog:0.3"
-        ) from None
+        raise UsageError(f"seed_weights needs VALUE:SHARE after the =, got {text!r}: write cat:0.7,dog:0.3") from None
 
 
 def _classes(seeds: Seeds) -> list[str]:

@@ -191,9 +191,7 @@ def _read_labels(blocks: list[list[Any] | Numbers], columns: Columns) -> Numbers
             values = values.astype(np.int64)
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         bad = np.flatnonzero(~np.isfinite(values))
-        raise DataError(
-            f"{columns.path}, row {bad[0] + 1}: the label must be finite, got {values[bad[0]]}: fix or drop it"
-        )
+        raise DataError(f"{columns.path}, row {bad[0] + 1}: labels must be finite, got {values[bad[0]]}: fix it")
     return values
 
 
@@ -203,9 +201,7 @@ def _read_labels(blocks: list[list[Any] | Numbers], columns: Columns) -> Numbers
 def _lines(file: IO[str], path: Path) -> Iterator[str]:
     while line := file.readline(MAX_LINE):
         if len(line) == MAX_LINE:
-            raise DataError(
-                f"{path} must have lines of under {MAX_LINE:,} characters, got a longer one: check the file"
-            )
+            raise DataError(f"{path} must have lines of under {MAX_LINE:,} characters, got a longer one: check it")
         yield line
 
 

@@ -74,9 +74,7 @@ class Augmentation:
         low, high = self.bounds or picture_bounds(picture.numpy(force=True).dtype)
         least, most = float(picture.min()), float(picture.max())
         if least < low or most > high:
-            raise UsageError(
-                f"pictures must lie in bounds ({low:g}, {high:g}), got values from {least:g} to {most:g}: pass bounds="
-            )
+            raise UsageError(f"pictures must lie in ({low:g}, {high:g}), got {least:g} to {most:g}: pass bounds=")
         return low, high
 
 

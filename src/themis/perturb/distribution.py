@@ -131,9 +131,7 @@ def _read_histogram(path: str) -> tuple[float, ...]:
         rows = rows[1:] if rows and rows[0][0].strip().isalpha() else rows
         bins = sorted((float(low), float(high), float(count)) for low, high, count in rows)
     except OSError as error:
-        raise DataError(
-            f"a histogram must be a file, but {path!r} is not: {error.strerror or error}; check the path"
-        ) from error
+        raise DataError(f"a histogram must be a file, got {path!r}: {error.strerror or error}; check it") from error
     except ValueError as error:
         raise DataError(
             f"a histogram must be a file with a line low,high,count for each bin, but {path!r} is not: {error}; "

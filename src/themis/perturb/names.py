@@ -123,9 +123,7 @@ def _read_part(name: str, inside: str) -> Perturbation:
         return read_transform(name, inside)
     if ":" not in name and name not in ALL_PERTURBATIONS:
         hint = nearest(name, ALL_PERTURBATIONS).partition("known:")[0]
-        raise UsageError(
-            f"perturbation must be a known name or module:name, got {name!r}: {hint}themis perturbations lists them"
-        )
+        raise UsageError(f"perturbation must be known or module:name, got {name!r}: {hint}see themis perturbations")
     chosen = _load_own(name) if ":" in name else ALL_PERTURBATIONS[name]
     if not inside.strip():
         return chosen
@@ -149,9 +147,7 @@ def _load_own(name: str) -> Perturbation:
     try:
         loaded = call_factory(name, "perturb")
     except DataError as error:
-        raise UsageError(
-            f"--perturb {name!r} must be a themis.Perturbation, or a function that returns one: {error}"
-        ) from error
+        raise UsageError(f"--perturb {name!r} must be, or return, a themis.Perturbation: {error}") from error
     if not isinstance(loaded, Perturbation):
         raise UsageError(f"--perturb {name!r} must be a themis.Perturbation, got {type(loaded).__name__}")
     return replace(loaded, name=name, parts=())
@@ -225,9 +221,7 @@ def theta_columns(perturbation: Perturbation, theta: Mapping[str, float | Tensor
         name, low, high = parameter.name, parameter.low, parameter.high
         value = torch.as_tensor(theta.get(name, parameter.identity), dtype=torch.float32, device=inputs.device)
         if value.ndim and value.shape != inputs.shape[:1]:
-            raise UsageError(
-                f"theta {name!r} must be a number or one for each of {len(inputs)} inputs, got {list(value.shape)}"
-            )
+            raise UsageError(f"theta {name!r} must be a number or {len(inputs)} numbers, got {list(value.shape)}")
         outside = value.detach()[(value < np.float32(low)) | (value > np.float32(high))].reshape(-1)
         if len(outside):
             lowest, highest = parameter.limits

@@ -186,9 +186,7 @@ class Perturbation:
         if len(set(names)) < len(names):
             raise UsageError(f"perturbation {self.name!r} must name each theta once, got {', '.join(names)}")
         if self.theta_is_magnitude and len(self.theta) != 1 and self.inputs != "clip":  # which has one for each end
-            raise UsageError(
-                f"perturbation {self.name!r}: only a single theta can be the magnitude, got {len(self.theta)}"
-            )
+            raise UsageError(f"perturbation {self.name!r}: only one theta can be the magnitude, got {len(self.theta)}")
 
     @property
     def about(self) -> str:

@@ -169,9 +169,7 @@ class Fault:
     def replay(self) -> Replay:
         """Run the test again."""
         if self._handle is None:
-            raise UsageError(
-                "a fault must belong to a run to be replayed, but this one does not: take it from run.faults"
-            )
+            raise UsageError("a replayed fault must belong to a run, but this one does not: take it from run.faults")
         return self._handle.replay(self)
 
     def shown(self) -> FaultInputs | None:

@@ -359,9 +359,7 @@ def read_run(handle: Replayer) -> Run:
     run = handle.run
     summary, rounds, progress = run.summary(), run.rounds(), read_progress(run)
     if not rounds:
-        raise UsageError(
-            f"a run must have finished a round to be opened, but {run.path} has none yet: wait for the first one"
-        )
+        raise UsageError(f"a run must have finished a round, but {run.path} has none yet: wait for the first one")
     state = run.state(summary)
     is_weighted = run.record["settings"].get("seed_weights") is not None
     figures, estimates = summary or {}, uniform_estimates(summary, progress, rounds, is_weighted=is_weighted)
@@ -401,9 +399,7 @@ def as_run(run: AnyRun, trust: Trusted = False) -> Run:
 def live_handle(run: Run) -> LiveRun:
     """The handle of a run of this process; a run that was opened from a folder is refused."""
     if not isinstance(run.faults.handle, LiveRun):
-        raise UsageError(
-            "the run must have been made by this process, but it was not: pass the folder it was written to"
-        )
+        raise UsageError("the run must have been made by this process, but it was not: pass its folder")
     return run.faults.handle
 
 
@@ -416,9 +412,7 @@ def recorded_oracle(run: Reader, requested: str | Oracle, permission: Permission
     """The run's oracle as its clean outputs settled it; another one if it was requested explicitly."""
     start, oracle = run.record["start"], choose_oracle(requested)
     if start["oracle"] == "against" != oracle.spec():
-        raise UsageError(
-            f"the run in {run.path} tested a model against a reference: pass both, as themis.Against(model, reference)"
-        )
+        raise UsageError(f"the run in {run.path} has a reference: pass themis.Against(model, reference)")
     if oracle.spec() not in ("auto", start["oracle_asked"]):
         return oracle
     if oracle.spec() != start["oracle"]:
@@ -457,9 +451,7 @@ def recorded_perturbation(run: Reader, requested: str | Perturbation | None, per
         reason = str(error)
     if requested is None:
         raise UsageError(f"the run's perturbation {name!r} is not known by name here: pass perturbation=... ({reason})")
-    raise UsageError(
-        f"the perturbation must be the run's {name!r} with theta {run.ranges}, got {chosen.name!r} with {ranges}"
-    )
+    raise UsageError(f"the run's perturbation is {name!r} with theta {run.ranges}, got {chosen.name!r} with {ranges}")
 
 
 def _gap(a: Tensor, b: Tensor) -> float:
@@ -494,6 +486,4 @@ def _theta(plain: dict[str, Any]) -> Theta:
     try:
         return Theta(**{**plain, "limits": limits})
     except UsageError as error:
-        raise StoreError(
-            f"the theta of a run must be valid, but {error}; restore the run folder from a copy"
-        ) from error
+        raise StoreError(f"the theta of a run must be valid, but {error}; restore the run from a copy") from error

@@ -207,9 +207,7 @@ class BlackBox(TargetOptions):
         detections = detections_in(result, self.output)
         if detections is not None:
             if self.output is None and self.preprocess is not None:
-                raise UsageError(
-                    "BlackBox: a detector with a preprocess function must name its form: pass output='rows' or another"
-                )
+                raise UsageError("BlackBox: a detector with preprocess must name its form, such as output='rows'")
             return detections.read(result, inputs.shape[-2:], inputs.shape)
         pick: Any = self.output
         scores = as_tensor(result if pick is None else pick(result), "the output")

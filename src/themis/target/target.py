@@ -159,10 +159,7 @@ class TargetOptions:
             )
         order = self.label_order
         if order is not None and sorted(order) != list(range(len(order))):
-            raise UsageError(
-                f"label_order must hold each label from 0 on once, got {list(order)[:20]}: give the label of each "
-                "output"
-            )
+            raise UsageError(f"label_order must hold each label from 0 on once, got {list(order)[:20]}: one per output")
         for name, value in settled.items():
             object.__setattr__(self, name, value)
 
@@ -365,9 +362,7 @@ class Target(TargetOptions):
     def scores(self, result: Any) -> Tensor:
         """Return the scores in what the module returned."""
         if isinstance(self.output, Detections) or detections_in(result, self.output):
-            raise UsageError(
-                "the answers of a detector are boxes, which have no scores by class: use another criterion"
-            )
+            raise UsageError("the answers of a detector are boxes, not scores by class: use another criterion")
         scores, entry = pick_scores(result, self.output)
         object.__setattr__(self, "_entry", entry)
         return in_label_order(scores, self.label_order)
@@ -415,9 +410,7 @@ def refuse_target_options(options: Iterable[str]) -> None:
     of_target = {field.name for field in fields(Target)}
     for name in options:
         if name in of_target:
-            raise UsageError(
-                f"{name} is an option of the target, not of the campaign: pass themis.Target(model, {name}=...)"
-            )
+            raise UsageError(f"{name} is an option of the target, not the campaign: Target(model, {name}=...)")
 
 
 @contextmanager

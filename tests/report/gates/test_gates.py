@@ -180,7 +180,7 @@ def test_figures_that_a_run_does_not_have_are_refused(run, tmp_path):
     alone = campaign(uniform_share=0.0, out=tmp_path / "searched")
     with pytest.raises(UsageError, match="needs uniform tests, but the run has none: run it with --uniform-share"):
         check_gates(alone, Gates.of(max_fault_rate=0.5))
-    with pytest.raises(UsageError, match="needs uniform tests, but uniform_share is 0"):
+    with pytest.raises(UsageError, match="needs a uniform_share above 0"):
         Gates.of(max_fault_rate=0.5).check_ahead(0.0)
     with pytest.raises(UsageError, match="no uniform tests: run it with --uniform-share"):
         check_gates(tmp_path / "searched", Gates.of("coverage_uniform=0.5"))

@@ -104,9 +104,7 @@ def diff_runs(first: Side, second: Side, options: DiffOptions) -> diff.Diff:
     """Compare two runs, as `themis.diff` does."""
     check_perturbations(first, second)
     if options.kind == "techniques" and first.tested.model != second.tested.model:
-        raise UsageError(
-            "two techniques must have tested the same model, but the models' hashes differ: compare them as versions"
-        )
+        raise UsageError("two techniques must have tested the same model, but the hashes differ: compare versions")
     if options.kind == "techniques" or (options.kind == "auto" and first.has_same_model(second)):
         result = compare_techniques(first, second, options.comparisons)
     else:
@@ -414,9 +412,7 @@ def _run_paired(models: Models, box: Box, n: int, random_seed: int, comparisons:
         np.ones(n, dtype=bool) if least is None else (outcomes[0]["ssim"] >= least) & (outcomes[1]["ssim"] >= least)
     )
     if not was_run.any():
-        raise DataError(
-            "at least one test must be similar enough to its seed, but none is: lower min_ssim or the magnitude"
-        )
+        raise DataError("a test must be similar enough to its seed, but none is: lower min_ssim or the magnitude")
     before, after = (model["is_fault"] & was_run for model in outcomes)
     tested, failed_before, failed_after = (_by_seed(position, mask, len(rows)) for mask in (was_run, before, after))
     is_tested = tested > 0

@@ -53,9 +53,7 @@ def seed_features(calculator: Calculator, rows: Ints) -> Floats:
     """The features of some seeds, `[seeds, features]`. The target must be open."""
     hidden = [layer.name for layer in calculator.layers if layer.name != OUTPUT]
     if not hidden:
-        raise UsageError(
-            "groups by content need a model with a hidden layer, but this one has only its output: group by change"
-        )
+        raise UsageError("groups by content need a model with a hidden layer, but this one has none: group by change")
     is_last = getattr(calculator.target, "channels", "first") == "last"
     parts: list[Floats] = []
 

@@ -121,9 +121,7 @@ def reviewable_faults(run: Reader) -> list[Fault]:
     """The same; refuses a run whose rate of valid faults would not be known."""
     for name in UNSUITABLE:
         if run.record["settings"].get(name) is not None:
-            raise UsageError(
-                f"the rate of valid faults needs a run without {name}, but {run.path} was run with it: run it without"
-            )
+            raise UsageError(f"a valid fault rate needs a run without {name}, but {run.path} has it: run it without")
     return uniform_faults(run)
 
 
@@ -236,9 +234,7 @@ def required_review(run: Reader) -> Review:
             f"{run.path}"
         )
     if review.fault_rate is None:
-        raise UsageError(
-            f"the valid fault rate needs uniform tests, but {run.path} has none: run it with --uniform-share 0.2"
-        )
+        raise UsageError(f"a valid fault rate needs uniform tests, but {run.path} has none: use --uniform-share 0.2")
     return review
 
 

@@ -219,9 +219,7 @@ class Lock:
             os.close(self._file)  # its last owner has removed it
         if not re.fullmatch(rb"(" + LOCK_SIGNATURE + rb")?\s*\d*\s*", _read(self._file)):
             os.close(self._file)
-            raise UsageError(
-                f"{path} must be a lock of Themis, but it contains something else: move it to another place"
-            )
+            raise UsageError(f"{path} must be a lock of Themis, but it holds something else: move it elsewhere")
         self._before, self._stat = _read(self._file), os.fstat(self._file)
         try:
             self._write(LOCK_SIGNATURE + f"{os.getpid():<10}\n".encode())  # always the same length

@@ -184,9 +184,7 @@ def deserialize(content: bytes, path: Path) -> dict[str, Tensor]:
     try:
         arrays: dict[str, Tensor] = load(content)
     except (SafetensorError, ValueError, KeyError, RuntimeError, TypeError) as error:  # types that torch lacks, sizes
-        raise StoreError(
-            f"{path} must be a safetensors file, but it is damaged: {first_line(error)}; restore it from a copy"
-        ) from error
+        raise StoreError(f"{path} must be a sound safetensors file: {first_line(error)}; restore it") from error
     return arrays
 
 
