@@ -41,7 +41,7 @@ def test_imagenet_c_is_numbered_by_the_names_of_its_class_folders(tmp_path):
     ("query", "message"),
     [
         ("", "has several corruptions: choose one, as in ?corruption=fog"),
-        ("?corruption=fogg", "must hold the corruption 'fogg': did you mean 'fog'"),
+        ("?corruption=fogg", "must have corruption 'fogg': did you mean 'fog'"),
         ("?corruption=fog&severity=6", "severity must be a whole number from 1 to 5, got '6'"),
     ],
 )

@@ -104,7 +104,8 @@ def read_data(spec: str) -> Seeds:
     known = [option.name for option in others if "tuple" not in str(option.annotation)]
     for option in options:
         if option not in known:
-            raise UsageError(f"{name!r} has no {option!r}: {nearest(option, known) if known else 'leave it out'}")
+            remedy = nearest(option, known) if known else "leave it out"
+            raise UsageError(f"the reader {name!r} has no option {option!r}: {remedy}")
     if not path and file.default is file.empty:
         raise UsageError(f"the {name} reader needs a path: write {name}:PATH")
     return READERS[name](Path(path) if path else None, **options)

@@ -161,7 +161,7 @@ HOSTILE = {
     "an ONNX operator of its own": (
         partial(files.onnx, last="Frobnicate"),
         "--model net.onnx",
-        "net.onnx must be an ONNX model that onnxruntime can run",
+        "net.onnx must be a model that onnxruntime can run",
     ),
     "weights beside ONNX": (
         lambda: (files.onnx(), files.state()),
