@@ -2,7 +2,8 @@
 
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 NO_TEXT = (
@@ -34,6 +35,15 @@ class StoreError(ThemisError, OSError):
 
 class MissingExtraError(ThemisError, ImportError):
     """An optional package is required but not installed."""
+
+
+@contextmanager
+def needs_extra(extra: str, need: str) -> Iterator[None]:
+    """In this block, say how to install the extra with an optional package that cannot be imported."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(f'{need}: pip install "themis-dl[{extra}]"') from error
 
 
 N_KNOWN = 50

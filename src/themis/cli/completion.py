@@ -11,7 +11,7 @@ from typing import Any
 
 from themis.cli import COMMANDS, DONE, configure_parser
 from themis.cli.options import CommandLine, Parser
-from themis.errors import MissingExtraError, UsageError, nearest
+from themis.errors import UsageError, nearest, needs_extra
 from themis.plugins import added
 from themis.text import print_text
 
@@ -27,10 +27,8 @@ def add_arguments(parser: Parser) -> None:
 
 
 def execute(arguments: CommandLine) -> int:
-    try:
+    with needs_extra("completion", "completion needs shtab"):
         import shtab
-    except ImportError as error:
-        raise MissingExtraError('completion needs shtab: pip install "themis-dl[completion]"') from error
     if arguments.shell not in shtab.SUPPORTED_SHELLS:
         known = nearest(arguments.shell, shtab.SUPPORTED_SHELLS)
         raise UsageError(f"unknown shell {arguments.shell!r}: {known}")

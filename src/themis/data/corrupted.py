@@ -26,8 +26,7 @@ def cifar_c_seeds(path: Path, *, corruption: str | None = None, severity: int | 
     pixels, labels = _read(folder / f"{name}.npy"), read_npy(existing_file(folder / "labels.npy"))
     if labels.shape != pixels.shape[:1]:
         raise DataError(
-            f"{folder / 'labels.npy'} must have a label for each of {len(pixels):,} pictures, got shape "
-            f"{list(labels.shape)}: download it again"
+            f"{folder / 'labels.npy'} must have {len(pixels):,} labels, got shape {list(labels.shape)}: replace it"
         )
     n = len(pixels) // SEVERITIES
     rows = slice(None) if level is None else slice((level - 1) * n, level * n)

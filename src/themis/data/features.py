@@ -440,10 +440,7 @@ def _read_column(series: Any, name: str) -> tuple[Numbers, CodedColumn, Numbers 
     """The numbers or codes of a column, what they stand for, and which numbers are missing, or None if none is."""
     kind = _kind(series.dtype)
     if kind is None:
-        raise DataError(
-            f"column {name!r} of the DataFrame must be numbers, booleans or names, got {series.dtype}: encode it as "
-            "numbers, or drop it"
-        )
+        raise DataError(f"column {name!r} must be numbers, booleans or names, got {series.dtype}: encode or drop it")
     is_missing = np.asarray(series.isna() if _library(series) == "pandas" else series.is_null())
     column = CodedColumn(name, str(series.dtype).partition("(")[0])
     array = np.asarray(series)

@@ -78,8 +78,7 @@ def read_npz(path: Path, names: tuple[str, ...]) -> dict[str, Numbers]:
         with existing_file(path).open("rb") as file:
             if file.read(6) == b"\x93NUMPY":
                 raise DataError(
-                    f"{path} must be a NumPy archive with an array named 'inputs', got a single array: read it with "
-                    "npy:PATH"
+                    f"{path} must be a NumPy archive with an array 'inputs', got an array: read it with npy:PATH"
                 )
         with zipfile.ZipFile(path) as archive:
             members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
@@ -157,10 +156,7 @@ def labelled_files(
             for each in (folder, *classes)
         )
     if any(by_class) and loose:
-        raise DataError(
-            f"{folder} must hold either class folders or {noun}, but it has both, such as {loose[0].name}: move the "
-            f"{noun} away"
-        )
+        raise DataError(f"{folder} must hold class folders or {noun}, not both: move {loose[0].name} away")
     if loose:
         return loose, None, None
     if not any(by_class):

@@ -9,7 +9,7 @@ import numpy as np
 from themis.data.files import Numbers, data_errors, parse_whole
 from themis.data.pictures import LONGEST_SIDE, OTHER_SIZE, pixels_of
 from themis.data.seeds import Seeds, from_files, scaled
-from themis.errors import NO_TEXT, DataError, MissingExtraError, UsageError, nearest
+from themis.errors import NO_TEXT, DataError, UsageError, nearest, needs_extra
 
 INPUT_NAMES = ("image", "img", "pixel_values", "inputs", "x")
 TEXT_NAMES = ("text", "sentence", "input_ids", "tokens")
@@ -39,10 +39,8 @@ def hub_seeds(
             raise UsageError(f"hf needs one split, got hf:{path}: write hf:NAME[SPLIT] or hf:NAME?split=SPLIT")
         path, split = Path(name), rest[:-1]
     split = split or "test"
-    try:
+    with needs_extra("hf", "data sets from the hub need the package datasets"):
         library = importlib.import_module("datasets")
-    except ImportError as error:
-        raise MissingExtraError('data sets from the hub need datasets: pip install "themis-dl[hf]"') from error
     with data_errors(f"hf:{path}", "a data set of the hub"):
         if path.is_dir():
             data = _saved_split(library.load_from_disk(str(path)), split, path)

@@ -174,8 +174,7 @@ class Items:
             return self._dataset[k]
         except Exception as error:  # whatever the user's data set raises
             raise DataError(
-                f"the data set must give each of its {len(self._dataset)} items, but item {k} raised "
-                f"{type(error).__name__}: {error}"
+                f"the data set must give all its items, but item {k} raised {type(error).__name__}: {error}"
             ) from error
 
 

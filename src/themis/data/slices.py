@@ -202,8 +202,7 @@ def read_seed_weights(text: str, seeds: Seeds) -> NDArray[np.float64]:
         weights = _spread(_read_shares(shares), values)
     if not np.isfinite(weights).all() or weights.min(initial=0) < 0 or not weights.any():
         raise DataError(
-            f"seed_weights must be numbers from 0, not all of them 0, got {weights.min():g} to {weights.max():g}: "
-            f"correct {column}"
+            f"seed_weights must be 0 or more, not all 0, got {weights.min():g} to {weights.max():g}: correct {column}"
         )
     return weights
 

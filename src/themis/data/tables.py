@@ -20,7 +20,7 @@ from themis.data.features import find_label, read_frame
 from themis.data.files import Numbers, check_disk, check_memory, data_errors, existing_file
 from themis.data.rows import held_bytes
 from themis.data.seeds import Seeds, from_named
-from themis.errors import NO_TEXT, DataError, MissingExtraError, UsageError, nearest
+from themis.errors import NO_TEXT, DataError, UsageError, nearest, needs_extra
 from themis.progress import advance
 
 SEPARATORS = (",", ";", "\t")
@@ -69,10 +69,8 @@ def csv_seeds(path: Path, *, label: str | None = None, drop: str = "") -> Seeds:
 def parquet_seeds(path: Path, *, label: str | None = None, drop: str = "") -> Seeds:
     """A Parquet table; label and drop as for CSV."""
     path = existing_file(path)
-    try:
+    with needs_extra("tables", "reading Parquet needs pyarrow"):
         from pyarrow import parquet  # type: ignore[import-untyped,unused-ignore]
-    except ImportError as error:
-        raise MissingExtraError('reading Parquet needs pyarrow: pip install "themis-dl[tables]"') from error
     with data_errors(path, "a Parquet table"), parquet.ParquetFile(path) as table:
         columns = Columns(table.schema_arrow.names, path, label, drop)
         check_disk(table.metadata.num_rows * 4 * len(columns.features), str(path))

@@ -133,10 +133,7 @@ def _read_histogram(path: str) -> tuple[float, ...]:
     except OSError as error:
         raise DataError(f"a histogram must be a file, got {path!r}: {error.strerror or error}; check it") from error
     except ValueError as error:
-        raise DataError(
-            f"a histogram must be a file with a line low,high,count for each bin, but {path!r} is not: {error}; "
-            "correct it"
-        ) from error
+        raise DataError(f"a histogram must have lines low,high,count, but {path!r} has not: {error}; fix it") from error
     if not 1 <= len(bins) <= MOST_BINS or any(a[1] != b[0] for a, b in pairwise(bins)):
         raise DataError(
             f"a histogram must have 1 to {MOST_BINS} bins, each beginning where another ends, but {path!r} has "

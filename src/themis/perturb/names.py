@@ -161,8 +161,7 @@ def _read_range(text: str, name: str) -> tuple[str, Range]:
         ends = []
     if len(ends) not in (1, 2) or not all(map(math.isfinite, ends)) or ends[0] > ends[-1]:
         raise UsageError(
-            f"theta of {name!r} must be NAME=LOW:HIGH, NAME=VALUE to hold it fixed, or NAME~DISTRIBUTION, got "
-            f"{text.strip()!r}"
+            f"theta of {name!r} must be NAME=LOW:HIGH, NAME=VALUE or NAME~DISTRIBUTION, got {text.strip()!r}"
         )
     return theta.strip(), ends[0] if len(ends) == 1 else (ends[0], ends[1])
 
@@ -221,7 +220,9 @@ def theta_columns(perturbation: Perturbation, theta: Mapping[str, float | Tensor
         name, low, high = parameter.name, parameter.low, parameter.high
         value = torch.as_tensor(theta.get(name, parameter.identity), dtype=torch.float32, device=inputs.device)
         if value.ndim and value.shape != inputs.shape[:1]:
-            raise UsageError(f"theta {name!r} must be a number or {len(inputs)} numbers, got {list(value.shape)}")
+            raise UsageError(
+                f"theta {name!r} must be a number or one for each of {len(inputs)}, got {list(value.shape)}"
+            )
         outside = value.detach()[(value < np.float32(low)) | (value > np.float32(high))].reshape(-1)
         if len(outside):
             lowest, highest = parameter.limits

@@ -75,10 +75,7 @@ class Theta:
             raise UsageError(f"theta must have a name of letters, digits and _, got {self.name!r}")
         numbers = (self.low, self.identity, self.high)
         if not all(math.isfinite(number) for number in numbers) or not self.low <= self.identity <= self.high:
-            raise UsageError(
-                f"theta {self.name!r} must have finite low <= identity <= high, got {self.low}, {self.identity}, "
-                f"{self.high}"
-            )
+            raise UsageError(f"theta {self.name!r} must have finite low <= identity <= high, got {numbers}")
         if self.low == self.high:
             raise UsageError(f"theta {self.name!r} must have low < high, got {self.low} twice: give it a range")
         for value in (self.low, self.high):
@@ -93,8 +90,7 @@ class Theta:
         lowest, highest = self.limits
         if not lowest <= value <= highest:
             raise UsageError(
-                f"theta {self.name!r} must lie in {lowest:g}..{highest:g}, got {value:g}: take a smaller magnitude or "
-                "range"
+                f"theta {self.name!r} must lie in {lowest:g}..{highest:g}, got {value:g}: lower the magnitude or range"
             )
 
     def between(self, low: float, high: float) -> Theta:

@@ -80,8 +80,7 @@ class BlackBox(TargetOptions):
             raise UsageError(f"BlackBox: predict must be a function of an array, got {type(self.predict).__name__}")
         if isinstance(self.output, str | int) and self.output not in DETECTION_FORMS:
             raise UsageError(
-                f"BlackBox: output must be a function, Detections, or one of {', '.join(DETECTION_FORMS)}, got "
-                f"{self.output!r}"
+                f"output must be a function, Detections or one of {', '.join(DETECTION_FORMS)}, got {self.output!r}"
             )
         self.settle(self.output)
         if self.batch_size is not None:

@@ -154,8 +154,7 @@ class TargetOptions:
         choose_oracle(self.oracle)  # refuses an unknown name
         if self.preprocess is not None and not callable(self.preprocess):
             raise UsageError(
-                "preprocess must be a function of a batch of inputs, such as themis.Normalize(mean, std), got "
-                f"{self.preprocess!r}"
+                f"preprocess must be a function, such as themis.Normalize(mean, std), got {self.preprocess!r}"
             )
         order = self.label_order
         if order is not None and sorted(order) != list(range(len(order))):

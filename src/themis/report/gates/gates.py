@@ -308,10 +308,7 @@ def _check_metric(name: str, least: float, summary: dict[str, Any]) -> GateResul
 def _check_rate(most: float, summary: dict[str, Any], remedy: str) -> GateResult:
     rate = summary["fault_rate"]
     if rate is None:
-        raise UsageError(
-            "the gate on max_fault_rate needs uniform tests, but the run has none: run it with --uniform-share 0.2, or "
-            "remove the gate"
-        )
+        raise UsageError("max_fault_rate needs uniform tests, but the run has none: run it with --uniform-share 0.2")
     value, low, high = (percent(rate[end], 2) for end in ("value", "low", "high"))
     found = f"{value}{' in operation' * bool(summary.get('profile'))} (95%: {low} to {high})"
     return _limit_rate("max_fault_rate", Estimate(**rate), most, found, (remedy, "seeds and tests narrow"))
@@ -447,8 +444,7 @@ def check_suite_gates(
             if baseline is not None:
                 if name not in baseline:
                     raise UsageError(
-                        f"the baseline must have a member {name!r}, but {gates.baseline} has none: run the same suite "
-                        "on the earlier model"
+                        f"the baseline must have a member {name!r}, but {gates.baseline} has none: run that suite on it"
                     )
                 own = replace(gates, baseline=baseline[name])
             results.append((name, check_gates(members[name], own, remedy=remedy)))

@@ -160,8 +160,7 @@ def compare_techniques(first: Side, second: Side, comparisons: int = 1) -> diff.
     """Compare the distinct faults and the failing seeds of two runs; one of `comparisons` that are made together."""
     if first.tested.data != second.tested.data:
         raise DataError(
-            f"two techniques must have had the same data, but {first.name} and {second.name} did not: run one of them "
-            "again on the other's data"
+            f"two techniques need the same data, but {first.name} and {second.name} differ: run one of them again"
         )
     faults_first, faults_second = (
         {(fault.seed_id, fault.answer) for fault in side.run.faults} for side in (first, second)
@@ -391,10 +390,7 @@ def _usable_by_both(shared: Models) -> Models:
     first, second = shared
     is_usable = first.is_correct & second.is_correct
     if not is_usable.any():
-        raise DataError(
-            "both models must answer at least one seed correctly, but they have none in common: check the "
-            "preprocessing and the labels"
-        )
+        raise DataError("both models must answer a seed correctly, but share none: check preprocessing and labels")
     return first[is_usable], second[is_usable]
 
 

@@ -360,10 +360,7 @@ def read_ids(path: Path) -> Ints:
         if ids.dtype != np.int64 or ids.ndim != 1:
             raise ValueError("its array 'id' has the wrong type or shape")
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(
-            f"{path} must hold the tensors of faults, but it is damaged: {first_line(error)}; restore the run folder "
-            "from a copy"
-        ) from error
+        raise StoreError(f"{path} must hold tensors of faults: {first_line(error)}; {REMEDY}") from error
     return ids
 
 
