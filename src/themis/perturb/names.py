@@ -1,17 +1,15 @@
 """The table of perturbations, their specifications as text, and a way to apply one outside of a campaign."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from themis.data.features import Features
 from themis.errors import DataError, UsageError, nearest
 from themis.perturb.attack import ASKING, ATTACKS
 from themis.perturb.camera import CAMERA
@@ -37,10 +35,7 @@ from themis.perturb.table import TABLE
 from themis.perturb.transforms import is_transform, read_transform
 from themis.perturb.weather import WEATHER
 from themis.plugins import Extensible
-
-if TYPE_CHECKING:
-    from themis.data.features import Features
-    from themis.target.target import AnyTarget
+from themis.target.target import AnyTarget
 
 PERTURBATIONS: dict[str, Perturbation] = {
     perturbation.name: perturbation

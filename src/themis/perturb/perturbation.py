@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial, update_wrapper, wraps
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,9 +18,7 @@ from themis.errors import ModelError, ThemisError, UsageError, nearest
 from themis.oracle.motion import Motion, MotionStep, Size, Source
 from themis.perturb.context import NO_GRADIENT, Context
 from themis.perturb.distribution import Distribution, read_distribution
-
-if TYPE_CHECKING:
-    from themis.target.target import AnyTarget
+from themis.target.target import AnyTarget
 
 DISTURBED_AT_ONCE = 1 << 20
 """Values of the inputs that a CPU disturbs at a time: 4 MiB, so that intermediate results stay in its caches. Results
