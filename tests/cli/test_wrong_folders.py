@@ -141,8 +141,8 @@ WRONG = {
     "resume what another writes": (["resume", "done"], 3, "must have one writer, but process", write_at_the_same_time),
     "resume a newer run": (["resume", "done"], 3, "a newer version of Themis wrote it", then(write_the_schema(9))),
     "resume a damaged run": (["resume", "done"], 3, "run.sqlite cannot be read", then(cut("run.sqlite"))),
-    "resume a damaged state": (["resume", "done"], 3, "it is damaged", then(cut("state/*"))),
-    "resume an empty state": (["resume", "done"], 3, "it is damaged", then(cut("state/*", 0))),
+    "resume a damaged state": (["resume", "done"], 3, "must be a sound safetensors file", then(cut("state/*"))),
+    "resume an empty state": (["resume", "done"], 3, "must be a sound safetensors file", then(cut("state/*", 0))),
     # faults
     "faults of nothing": (["faults"], 2, "must be given: see themis faults --help"),
     "faults of nowhere": (["faults", "nowhere"], 2, "nowhere is not one: check the path"),
@@ -179,7 +179,12 @@ WRONG = {
         finished_run,
     ),
     "replay with no data": (["replay", "done", FIRST, "--data", "mine:empty"], 3, "at least one seed", finished_run),
-    "replay a damaged tensor": (["replay", "done", FIRST], 3, "it is damaged", then(cut("tensors/*"))),
+    "replay a damaged tensor": (
+        ["replay", "done", FIRST],
+        3,
+        "must be a sound safetensors file",
+        then(cut("tensors/*")),
+    ),
 }
 
 

@@ -61,9 +61,8 @@ class Agreement:
 
     def __str__(self) -> str:
         kappa = "" if self.kappa is None else f" (kappa {self.kappa:.2f})"
-        return (
-            f"{' and '.join(self.reviewers)} agree on {percent(self.share)} of {counted(self.faults, 'fault')}{kappa}"
-        )
+        names, faults = " and ".join(self.reviewers), counted(self.faults, "fault")
+        return f"{names} agree on {percent(self.share)} of {faults}{kappa}"
 
 
 @dataclass(frozen=True)
