@@ -364,7 +364,7 @@ def test_damaged_files_are_reported(stored, trained, tmp_path):
     model, digits = trained
     for name, file, message in (
         ("database", "run.sqlite", "run.sqlite cannot be read"),
-        ("state", "state/*.safetensors", "must be a sound safetensors file"),
+        ("state", "state/*.safetensors", "is damaged"),
     ):
         shutil.copytree(stored[0], tmp_path / name)
         (damaged,) = (tmp_path / name).glob(file)

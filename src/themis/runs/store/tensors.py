@@ -184,7 +184,7 @@ def deserialize(content: bytes, path: Path) -> dict[str, Tensor]:
     try:
         arrays: dict[str, Tensor] = load(content)
     except (SafetensorError, ValueError, KeyError, RuntimeError, TypeError) as error:  # types that torch lacks, sizes
-        raise StoreError(f"{path} must be a sound safetensors file: {first_line(error)}; restore it") from error
+        raise StoreError(f"{path} is damaged: {first_line(error)}; {REMEDY}") from error
     return arrays
 
 
@@ -360,7 +360,7 @@ def read_ids(path: Path) -> Ints:
         if ids.dtype != np.int64 or ids.ndim != 1:
             raise ValueError("its array 'id' has the wrong type or shape")
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{path} must hold tensors of faults: {first_line(error)}; {REMEDY}") from error
+        raise StoreError(f"{path} is damaged: {first_line(error)}; {REMEDY}") from error
     return ids
 
 
