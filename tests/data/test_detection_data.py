@@ -127,7 +127,7 @@ HOSTILE_YOLO = {
     "text": ("one 0 0 1 1", "must be `class x y width height`, got 'one 0 0 1 1'"),
     "too few": ("1 0.5 0.5", "must be `class"),
     "not finite": ("1 0.5 0.5 nan 0.1", "must be `class"),
-    "pixels": ("1 12 6 18 14", "shares of the picture, from 0 to 1, got 18: divide"),
+    "pixels": ("1 12 6 18 14", "shares of the picture, 0..1, got 18: divide"),
     "an unknown class": ("2 0.5 0.5 0.1 0.1", "whole, from 0 to 1, got 2"),
     "half a class": ("0.5 0.5 0.5 0.1 0.1", "must be whole"),
 }

@@ -337,7 +337,7 @@ def _read_line(words: list[str], place: str, n_classes: int) -> list[float]:
         raise DataError(f"{place}: a class must be whole, from 0 to {n_classes - 1}, got {words[0][:20]}: fix it")
     if any(not -0.01 <= value <= 1.01 for value in values[1:]):
         raise DataError(
-            f"{place}: boxes must be shares of the picture, 0 to 1, got {max(values[1:], key=abs):g}: divide them"
+            f"{place}: boxes must be shares of the picture, 0..1, got {max(values[1:], key=abs):g}: divide by its size"
         )
     if is_outline:
         across, down = values[1::2], values[2::2]

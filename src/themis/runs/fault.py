@@ -197,6 +197,10 @@ class Fault:
             return None
         return -1 if self.value is None else int(self.value)
 
+    def name(self, answer: int) -> str:
+        """An answer of the model, by the name of its class if that is known."""
+        return name_answer(self._task, answer, self._classes)
+
     def as_dict(self) -> dict[str, Any]:
         """The fault as plain data."""
         return {column.name: getattr(self, column.name) for column in COLUMNS}

@@ -362,7 +362,7 @@ def read_run(handle: Replayer) -> Run:
         raise UsageError(f"a run must have finished a round, but {run.path} has none yet: wait for the first one")
     state = run.state(summary)
     is_weighted = run.record["settings"].get("seed_weights") is not None
-    figures, estimates = summary or {}, uniform_estimates(summary, progress, rounds, is_weighted=is_weighted)
+    figures = summary or {}
     criterion = figures.get("criterion") or {}
     of_run = {*RUN_FIGURES, *(run.record["start"].get("criterion") or {})}
     return Run(
@@ -371,9 +371,7 @@ def read_run(handle: Replayer) -> Run:
         faults=run.faults(handle=handle),
         rounds=rounds,
         start=_start(run.record),
-        fault_rate=estimates.fault_rate,
-        residual_risk=estimates.residual_risk,
-        residual_risk_uniform=estimates.residual_risk_uniform,
+        **vars(uniform_estimates(summary, progress, rounds, is_weighted=is_weighted)),
         **final_figures(summary),
         near_ties=[] if progress is None else progress.near_ties,
         seconds=phase_seconds(summary, progress) or Seconds(0.0, 0.0, 0.0, 0.0),
