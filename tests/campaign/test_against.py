@@ -137,7 +137,7 @@ def test_a_run_resumes_to_the_same_end_and_only_against_the_same_reference(tmp_p
         ModelError, match=r"the reference must be the same as in the run, but its hash is \w+\.\.\. and"
     ):
         themis.resume(tmp_path / "stopped", Against(net, copy.deepcopy(net)), inputs)
-    with pytest.raises(UsageError, match=r"has a reference: pass themis\.Against"):
+    with pytest.raises(UsageError, match=r"tested a model against a reference: pass both, as themis\.Against"):
         themis.resume(tmp_path / "stopped", net, inputs)
     assert_same_end(whole, themis.resume(tmp_path / "stopped", target, inputs))
     with closing(Reader(tmp_path / "whole")) as run:

@@ -160,7 +160,7 @@ def test_something_other_than_a_perturbation_is_rejected(perturbation):
 
 @pytest.mark.parametrize("option", ["oracle", "bounds", "preprocess", "layers"])
 def test_an_option_of_the_target_is_sent_there(option, tmp_path):
-    data, message = torch.rand(3, 1, 8, 8), rf"Target\(model, {option}=\.\.\.\)"
+    data, message = torch.rand(3, 1, 8, 8), rf"pass themis\.Target\(model, {option}=\.\.\.\)"
     with pytest.raises(UsageError, match=message):
         themis.run(Conv(), data, "gaussian", **{option: None})
     with pytest.raises(UsageError, match=message):

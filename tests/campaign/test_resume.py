@@ -244,7 +244,7 @@ sys.stdin.read()
 """
     other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert other.stdout.readline() == "locked\n"
-    with pytest.raises(StoreError, match=rf"must have one writer, but process {other.pid} writes: wait"):
+    with pytest.raises(StoreError, match=rf"must have one writer, but process {other.pid} writes to it: wait"):
         themis.resume(tmp_path / "run", net, data)
     with pytest.raises(StoreError, match="must have one writer"):
         themis.run(net, data, "gaussian", out=tmp_path / "run")

@@ -148,7 +148,7 @@ WRONG = {
         write("data.npz", PICTURE),
     ),
     "archive is empty": (run("--data npz:data.npz"), 3, "data.npz must be a NumPy archive", write("data.npz", "")),
-    "archive of one array": (run("--data npz:one.npy"), 3, "'inputs', got an array", one_array),
+    "archive of one array": (run("--data npz:one.npy"), 3, "'inputs', got a single array", one_array),
     "archive of objects": (
         run("--data npz:data.npz"),
         3,

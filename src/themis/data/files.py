@@ -78,7 +78,7 @@ def read_npz(path: Path, names: tuple[str, ...]) -> dict[str, Numbers]:
         with existing_file(path).open("rb") as file:
             if file.read(6) == b"\x93NUMPY":
                 raise DataError(
-                    f"{path} must be a NumPy archive with an array 'inputs', got an array: read it with npy:PATH"
+                    f"{path} must be a NumPy archive with an array 'inputs', got a single array: read it with npy:PATH"
                 )
         with zipfile.ZipFile(path) as archive:
             members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}

@@ -336,7 +336,9 @@ def _tensor(values: Any, subject: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{subject} must be numbers, got {type(values).__name__}: {error}") from error
     if tensor.is_complex():
-        raise DataError(f"{subject} must be real numbers, got {tensor.dtype}: pass its parts as channels")
+        raise DataError(
+            f"{subject} must be real numbers, got {tensor.dtype}: give the real and imaginary parts as channels"
+        )
     return tensor
 
 

@@ -151,7 +151,9 @@ def _read_csv(path: str | Path, option: str) -> dict[str, list[str]]:
             raise ValueError("it is empty")
     except (OSError, ValueError, csv.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise DataError(f"{option} must be a CSV table with column names, but {path} is not: {reason}") from error
+        raise DataError(
+            f"{option} must name a CSV table with a line of column names, but {path} is not: {reason}; replace it"
+        ) from error
     return table
 
 

@@ -118,7 +118,9 @@ def _read_part(name: str, inside: str) -> Perturbation:
         return read_transform(name, inside)
     if ":" not in name and name not in ALL_PERTURBATIONS:
         hint = nearest(name, ALL_PERTURBATIONS).partition("known:")[0]
-        raise UsageError(f"perturbation must be known or module:name, got {name!r}: {hint}see themis perturbations")
+        raise UsageError(
+            f"perturbation must be a known name or module:name, got {name!r}: {hint}see themis perturbations"
+        )
     chosen = _load_own(name) if ":" in name else ALL_PERTURBATIONS[name]
     if not inside.strip():
         return chosen

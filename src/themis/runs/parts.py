@@ -177,4 +177,7 @@ def _check_same(seeds: Seeds, known: SeedSplit | Seeds) -> None:
         raise DataError(f"{rule}, which had {len(known.seed_id):,} seeds, got {len(seeds):,} others: pass the run's")
     differs = seed_hashes(seeds) != (known.hashes if isinstance(known, SeedSplit) else seed_hashes(known))
     if differs.any():
-        raise DataError(f"{rule}, {int(differs.sum()):,} of {len(seeds):,} seeds differ ({list_seeds(seeds, differs)})")
+        raise DataError(
+            f"{rule}, {int(differs.sum()):,} of {len(seeds):,} seeds differ "
+            f"({list_seeds(seeds, differs)}): give the run's data"
+        )

@@ -410,7 +410,9 @@ def recorded_oracle(run: Reader, requested: str | Oracle, permission: Permission
     """The run's oracle as its clean outputs settled it; another one if it was requested explicitly."""
     start, oracle = run.record["start"], choose_oracle(requested)
     if start["oracle"] == "against" != oracle.spec():
-        raise UsageError(f"the run in {run.path} has a reference: pass themis.Against(model, reference)")
+        raise UsageError(
+            f"the run in {run.path} tested a model against a reference: pass both, as themis.Against(model, reference)"
+        )
     if oracle.spec() not in ("auto", start["oracle_asked"]):
         return oracle
     if oracle.spec() != start["oracle"]:

@@ -282,7 +282,9 @@ class Origin:
         options, rivals = replace(self, rivals=None, weights=None, against=None), []
         for name in self.rivals:
             if name not in known and ":" not in name and not os.path.exists(name):
-                raise UsageError(f"--rivals must be in the zoo, or like --model, got {name!r}: {nearest(name, known)}")
+                raise UsageError(
+                    f"--rivals must be names from the zoo, or given like --model, got {name!r}: {nearest(name, known)}"
+                )
             rival = replace(options, zoo=name, model="") if name in known else replace(options, zoo=None, model=name)
             rivals.append(rival.target())
         return rivals

@@ -242,7 +242,9 @@ def numbered(names: list[str]) -> list[str]:
 def _refuse_training_mode(operators: Iterator[tuple[str, Sequence[Any]]]) -> None:
     for name, arguments in operators:
         if name in MODE_ARGUMENT and True in arguments[MODE_ARGUMENT[name] :][:1]:
-            raise ModelError(f"a program must be deterministic, but {name} is in training: call model.eval() first")
+            raise ModelError(
+                f"a program must be deterministic, but {name} is in training mode: call model.eval() first"
+            )
 
 
 def _last_line(error: BaseException) -> str:

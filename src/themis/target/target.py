@@ -409,7 +409,9 @@ def refuse_target_options(options: Iterable[str]) -> None:
     of_target = {field.name for field in fields(Target)}
     for name in options:
         if name in of_target:
-            raise UsageError(f"{name} is an option of the target, not the campaign: Target(model, {name}=...)")
+            raise UsageError(
+                f"{name} is an option of the target, not of the campaign: pass themis.Target(model, {name}=...)"
+            )
 
 
 @contextmanager

@@ -127,4 +127,6 @@ def refuse_tokens(target: AnyTarget, example: Tensor) -> None:
         module(example[None].to(target.device))
     rows = example.cpu().double()
     if any(value.numel() == len(rows) and torch.equal(value.flatten().double(), rows) for value in seen):
-        raise DataError(f"inputs must be able to vary, got token ids such as {rows[:4].int().tolist()}: {NO_TEXT}")
+        raise DataError(
+            f"inputs must be numbers that can vary, got token ids such as {rows[:4].int().tolist()}: {NO_TEXT}"
+        )

@@ -164,8 +164,8 @@ def test_shares_of_classes_are_divided_among_their_seeds():
         ("class=cat:0", "not all 0"),
         ("class=cat:-1,dog:2", "must be 0 or more"),
         ("often", "must be FILE:COLUMN"),
-        ("missing.csv:often", "must be a CSV table"),
-        ("/dev/zero:often", "must be a CSV table"),
+        ("missing.csv:often", "must name a CSV table"),
+        ("/dev/zero:often", "must name a CSV table"),
     ],
 )
 def test_weights_that_are_none_are_refused(text, reason):

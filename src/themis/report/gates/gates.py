@@ -444,7 +444,8 @@ def check_suite_gates(
             if baseline is not None:
                 if name not in baseline:
                     raise UsageError(
-                        f"the baseline must have a member {name!r}, but {gates.baseline} has none: run that suite on it"
+                        f"the baseline must have a member {name!r}, but {gates.baseline} has none: run the same "
+                        "suite on the earlier model"
                     )
                 own = replace(gates, baseline=baseline[name])
             results.append((name, check_gates(members[name], own, remedy=remedy)))

@@ -211,7 +211,7 @@ class Lock:
                 owner = re.sub(rb"\D", b"", _read(self._file)).decode() or "unknown"
                 os.close(self._file)
                 raise StoreError(
-                    f"{path.parent} must have one writer, but process {owner} writes: wait, or stop it"
+                    f"{path.parent} must have one writer, but process {owner} writes to it: wait, or stop it"
                 ) from error
             if self.is_held():
                 break

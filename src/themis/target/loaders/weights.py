@@ -53,7 +53,9 @@ class Trust:
     def require(self, path: Path, kind: str, remedy: str) -> None:
         """Refuse a file that is not trusted; `kind` says what it is and why that matters."""
         if not self.covers(path):
-            raise DataError(f"{path} must be trusted, but it is {kind}: pass --trust {path} if known, or {remedy}")
+            raise DataError(
+                f"{path} must be trusted, but it is {kind}: pass --trust {path} if you know it, or {remedy}"
+            )
 
     def as_list(self, folder: Path) -> list[str]:
         """Return each file with its hash, for a run to record."""
