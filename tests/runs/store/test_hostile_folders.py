@@ -168,7 +168,7 @@ def test_a_wrong_value_in_the_record_is_named(folder, capsys, name):
 def test_a_wrong_value_of_a_fault_is_named(folder, capsys, column, value):
     change(folder, f"UPDATE faults SET {column} = {value} WHERE id = 14")
     for words in (["report"], ["faults"], ["groups"]):
-        assert f"fault 14 has an invalid value in the column {column};" in refused(folder, capsys, *words)
+        assert f"fault 14 has an invalid {column};" in refused(folder, capsys, *words)
 
 
 def test_a_wrong_value_of_a_round_or_a_checkpoint_is_named(folder, capsys):
