@@ -187,7 +187,7 @@ def test_campaigns_with_objects_of_the_user_can_be_resumed(tmp_path):
         themis.resume(tmp_path / "run", net, data, perturbation=own)
     with pytest.raises(UsageError, match=r"perturbation 'shift' is not known by name here: pass perturbation="):
         themis.resume(tmp_path / "run", net, data, policy=Random())
-    with pytest.raises(UsageError, match="perturbation must be the run's 'shift'"):
+    with pytest.raises(UsageError, match="the run's perturbation is 'shift'"):
         themis.resume(tmp_path / "run", net, data, policy=Random(), perturbation=own.at(0.5))
     assert_same_end(whole, themis.resume(tmp_path / "run", net, data, policy=Random(), perturbation=own))
 
