@@ -1,7 +1,5 @@
 """Themis tests deep-learning models: it finds the inputs that break them and says how much was covered."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from typing import TYPE_CHECKING, Any

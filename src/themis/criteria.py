@@ -4,8 +4,6 @@ The criteria of the literature are in `themis_lab.criteria`, with the base class
 entry points.
 """
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -98,10 +96,7 @@ def choose_criterion(criterion: str | Criterion) -> Any:
     if not isinstance(chosen, Criterion):
         match = SPECIFICATION.fullmatch(chosen) if isinstance(chosen, str) else None
         if match is None:
-            raise UsageError(
-                f"criterion must be a name, optionally with options in brackets, got {criterion!r}: write for instance "
-                "kmnc(k=100)"
-            )
+            raise UsageError(f"criterion must be a name, perhaps with options, got {criterion!r}: write kmnc(k=100)")
         name = match[1].lower()
         if name not in CRITERIA:
             raise UsageError(f"criterion must be a known name, got {match[1]!r}: {nearest(name, CRITERIA)}")

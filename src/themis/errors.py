@@ -1,10 +1,9 @@
 """Errors and warnings that a user can act on: a message states the rule, the value that breaks it, and the remedy."""
 
-from __future__ import annotations
-
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 NO_TEXT = (
@@ -36,6 +35,15 @@ class StoreError(ThemisError, OSError):
 
 class MissingExtraError(ThemisError, ImportError):
     """An optional package is required but not installed."""
+
+
+@contextmanager
+def needs_extra(extra: str, need: str) -> Iterator[None]:
+    """In this block, say how to install the extra with an optional package that cannot be imported."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(f'{need}: pip install "themis-dl[{extra}]"') from error
 
 
 N_KNOWN = 50

@@ -4,8 +4,6 @@ An experiment that is interrupted resumes with the same call: finished cells are
 would change finished cells is refused.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -12,8 +12,6 @@
 | `themis.commands` | a module like those of `themis.cli` |
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points

@@ -1,7 +1,5 @@
 """Steps that may take long: what runs at the moment and how far it is, for whoever shows it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar

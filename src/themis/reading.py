@@ -3,8 +3,6 @@
 The functions raise OSError or ValueError with a short reason; their callers add which file it is and what to do.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Text that is safe where it goes, since names and messages may come from files that others wrote; numbers in words."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -5,8 +5,6 @@ lie beside a model can therefore not take the place of an installed package, and
 unless code of the user's own is named.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import os

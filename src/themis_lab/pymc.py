@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from themis.errors import MissingExtraError
+from themis.errors import needs_extra
 from themis.judge.coverage import PAPER_DRAWS, Posterior
 from themis.judge.diagnostics import CHAINS, join, judge_by_chains, summarise
 from themis.measure.moments import Moments
@@ -61,11 +61,8 @@ def _chains(n: Tensor, n_draws: int, stream: tuple[int, int]) -> Tensor:
 
 
 def _import_pymc() -> Any:
-    try:
-        with _quiet():
-            import pymc as pm
-    except ImportError as error:
-        raise MissingExtraError('the judge "pymc" needs the package pymc: pip install "themis-dl[bayes]"') from error
+    with needs_extra("bayes", 'the judge "pymc" needs the package pymc'), _quiet():
+        import pymc as pm
     return pm
 
 

@@ -169,7 +169,7 @@ def test_an_option_of_the_target_is_sent_there(option, tmp_path):
 
 @pytest.mark.parametrize("make", [Target, BlackBox])
 def test_a_preprocessing_that_is_no_function_is_rejected(make):
-    with pytest.raises(UsageError, match=r"preprocess must be a function of a batch of inputs, .* got 3"):
+    with pytest.raises(UsageError, match=r"preprocess must be a function, .* got 3"):
         make(Conv(), preprocess=3)
 
 

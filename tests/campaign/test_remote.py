@@ -182,7 +182,7 @@ def test_a_worker_that_runs_out_of_memory_halves_the_chunks_of_all(in_workers, m
     ("executor", "target", "options", "message"),
     [
         (RayExecutor(), Target(SmallConv()), {"criterion": "kmnc"}, "a criterion must see every activation in order"),
-        (RayExecutor(gpus_per_worker=1), Target(SmallConv()), {}, "gpus_per_worker must be 0 for a model on the CPU"),
+        (RayExecutor(gpus_per_worker=1), Target(SmallConv()), {}, "gpus_per_worker must be 0 for a CPU model"),
         (RayExecutor(), BlackBox(lambda x: x.mean((2, 3)), bounds=(0, 1)), {}, "to send several requests at once"),
     ],
 )

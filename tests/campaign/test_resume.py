@@ -187,7 +187,7 @@ def test_campaigns_with_objects_of_the_user_can_be_resumed(tmp_path):
         themis.resume(tmp_path / "run", net, data, perturbation=own)
     with pytest.raises(UsageError, match=r"perturbation 'shift' is not known by name here: pass perturbation="):
         themis.resume(tmp_path / "run", net, data, policy=Random())
-    with pytest.raises(UsageError, match="perturbation must be the run's 'shift'"):
+    with pytest.raises(UsageError, match="the run's perturbation is 'shift'"):
         themis.resume(tmp_path / "run", net, data, policy=Random(), perturbation=own.at(0.5))
     assert_same_end(whole, themis.resume(tmp_path / "run", net, data, policy=Random(), perturbation=own))
 
@@ -244,7 +244,7 @@ sys.stdin.read()
 """
     other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert other.stdout.readline() == "locked\n"
-    with pytest.raises(StoreError, match=rf"must have one writer, but process {other.pid} is running a campaign in it"):
+    with pytest.raises(StoreError, match=rf"must have one writer, but process {other.pid} writes to it: wait"):
         themis.resume(tmp_path / "run", net, data)
     with pytest.raises(StoreError, match="must have one writer"):
         themis.run(net, data, "gaussian", out=tmp_path / "run")

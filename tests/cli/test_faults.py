@@ -231,8 +231,8 @@ WRONG = {
     "huge fault": ([str(10**30)], "its"),
     "json and a file": (["--json", "--export", "a.csv"], "cannot be combined"),
     "ending": (["--export", "a.parqet"], "must end in .parquet, .csv, .json, .npz or .png, got a.parqet"),
-    "no ending": (["--export", "faults"], "or .png, or be pictures:FOLDER or fiftyone:FOLDER, got faults"),
-    "misspelt folder": (["--export", "picture:all"], "or be pictures:FOLDER or fiftyone:FOLDER, got picture:all"),
+    "no ending": (["--export", "faults"], ".png, pictures:FOLDER or fiftyone:FOLDER, got faults"),
+    "misspelt folder": (["--export", "picture:all"], "pictures:FOLDER or fiftyone:FOLDER, got picture:all"),
     "no folder": (["--export", "nowhere/a.csv"], "the file must be in an existing folder"),
 }
 

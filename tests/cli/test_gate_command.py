@@ -144,7 +144,7 @@ def test_missing_and_damaged_runs_and_baselines_are_reported(here, capsys, tmp_p
     shutil.copytree("new", tmp_path / "spoilt")
     (tmp_path / "spoilt/summary.json").write_text("{")
     code, _, [line] = told(capsys, "gate", tmp_path / "spoilt", "--max-fault-rate", "1")
-    assert (code, "it is damaged" in line) == (3, True)
+    assert (code, "is damaged" in line) == (3, True)
     (tmp_path / "spoilt/run.sqlite").write_bytes(b"no database" * 99)
     code, _, [line] = told(capsys, "gate", tmp_path / "spoilt", "--max-fault-rate", "1")
     assert (code, "cannot be read" in line) == (3, True)

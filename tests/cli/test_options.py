@@ -43,7 +43,7 @@ def test_every_option_of_origin_and_settings_has_a_flag_with_its_default():
         assert f"--{field.name.replace('_', '-')} " in text
         assert field.metadata["help"] in text
     assert "stop after this many tests; null sets no limit (default: 20000)" in text
-    assert "auto takes that of a table's features (default: 0,1)" in text
+    assert "auto takes that of a table (default: 0,1)" in text
     assert "(default: 0.0005)" in text
 
 

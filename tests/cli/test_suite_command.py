@@ -198,7 +198,7 @@ def test_a_suite_resumes_with_a_larger_budget(there, capsys):
     assert main(["resume", "longer", "--max-tests", "400", "--json", "--no-report"]) == 0
     assert json.loads(capsys.readouterr().out)["tests"] == 400
     assert main(["resume", "longer", "--plateau", "3"]) == 2
-    assert "its budget is --max-tests" in capsys.readouterr().err
+    assert "with more --max-tests or --max-seconds only" in capsys.readouterr().err
 
 
 def test_the_page_links_to_those_of_its_members(there, capsys):

@@ -139,10 +139,10 @@ WRONG = {
         run_from_python,
     ),
     "resume what another writes": (["resume", "done"], 3, "must have one writer, but process", write_at_the_same_time),
-    "resume a newer run": (["resume", "done"], 3, "a newer version of Themis wrote it", then(write_the_schema(9))),
+    "resume a newer run": (["resume", "done"], 3, "a newer Themis wrote it", then(write_the_schema(9))),
     "resume a damaged run": (["resume", "done"], 3, "run.sqlite cannot be read", then(cut("run.sqlite"))),
-    "resume a damaged state": (["resume", "done"], 3, "it is damaged", then(cut("state/*"))),
-    "resume an empty state": (["resume", "done"], 3, "it is damaged", then(cut("state/*", 0))),
+    "resume a damaged state": (["resume", "done"], 3, "is damaged", then(cut("state/*"))),
+    "resume an empty state": (["resume", "done"], 3, "is damaged", then(cut("state/*", 0))),
     # faults
     "faults of nothing": (["faults"], 2, "must be given: see themis faults --help"),
     "faults of nowhere": (["faults", "nowhere"], 2, "nowhere is not one: check the path"),
@@ -164,9 +164,9 @@ WRONG = {
     "export of an unknown kind": (["faults", "done", "--export", "a.xlsx"], 2, "must end in", finished_run),
     "export over a file": (["faults", "done", "--export", "a.csv"], 2, "exist", finished_run, write("a.csv", "mine")),
     "export to nowhere": (["faults", "done", "--export", "no/where/a.csv"], 2, "no/where does not", finished_run),
-    "faults of a newer run": (["faults", "done"], 3, "a newer version of Themis wrote it", then(write_the_schema(9))),
+    "faults of a newer run": (["faults", "done"], 3, "a newer Themis wrote it", then(write_the_schema(9))),
     "faults of a damaged run": (["faults", "done"], 3, "run.sqlite cannot be read", then(cut("run.sqlite"))),
-    "a summary cut short": (["faults", "done"], 3, "summary.json must be JSON", then(cut("summary.json"))),
+    "a summary cut short": (["faults", "done"], 3, "summary.json is damaged", then(cut("summary.json"))),
     # replay
     "replay nothing": (["replay", "done"], 2, "FAULT must be given", finished_run),
     "replay what is no fault": (["replay", "done", "99999"], 2, "the run has no fault 99999", finished_run),
@@ -179,7 +179,12 @@ WRONG = {
         finished_run,
     ),
     "replay with no data": (["replay", "done", FIRST, "--data", "mine:empty"], 3, "at least one seed", finished_run),
-    "replay a damaged tensor": (["replay", "done", FIRST], 3, "it is damaged", then(cut("tensors/*"))),
+    "replay a damaged tensor": (
+        ["replay", "done", FIRST],
+        3,
+        "is damaged",
+        then(cut("tensors/*")),
+    ),
 }
 
 

@@ -84,8 +84,8 @@ WRONG = {
     "config is a folder": (run("--config ."), 2, "cannot read the config file .: it is a folder"),
     "config not YAML": (run("--config c.yaml"), 2, "must be valid YAML: line 2", write("c.yaml", "a: 1\nb: c: d\n")),
     "config is a picture": (run("--config c.yaml"), 2, "c.yaml must be valid YAML", write("c.yaml", PICTURE)),
-    "config is a list": (run("--config c.yaml"), 2, "must contain names and values", write("c.yaml", "- max_tests\n")),
-    "config is a word": (run("--config c.yaml"), 2, "must contain names and values", write("c.yaml", "max_tests")),
+    "config is a list": (run("--config c.yaml"), 2, "must hold names and values", write("c.yaml", "- max_tests\n")),
+    "config is a word": (run("--config c.yaml"), 2, "must hold names and values", write("c.yaml", "max_tests")),
     "unknown key": (
         run("--config c.yaml"),
         2,

@@ -40,13 +40,13 @@ def test_the_local_executor_needs_no_ray(without_ray):
 
 
 def test_a_model_on_a_gpu_needs_workers_with_one():
-    with pytest.raises(UsageError, match="gpus_per_worker must be above 0 for a model on cuda"):
+    with pytest.raises(UsageError, match="gpus_per_worker must exceed 0 for a cuda model"):
         RayExecutor().check_device("cuda")
     RayExecutor(gpus_per_worker=0.5).check_device("cuda")
 
 
 def test_a_missing_extra_is_named_before_anything_runs(without_ray, tmp_path):
-    with pytest.raises(MissingExtraError, match=r"pip install 'themis-dl\[ray\]'"):
+    with pytest.raises(MissingExtraError, match=r'pip install "themis-dl\[ray\]"'):
         themis.run(torch.nn.Linear(4, 2), torch.rand(8, 4), "gaussian", out=tmp_path / "run", executor="ray")
     assert not (tmp_path / "run").exists()
 
@@ -54,10 +54,10 @@ def test_a_missing_extra_is_named_before_anything_runs(without_ray, tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["run", "--executor", "ray"], RUN_FAILED, "pip install 'themis-dl[ray]'"),
+        (["run", "--executor", "ray"], RUN_FAILED, 'pip install "themis-dl[ray]"'),
         (["run", "--workers", "2"], BAD_USAGE, "--workers must come with --executor ray"),
         (["run", "--address", "auto"], BAD_USAGE, "--address must come with --executor ray"),
-        (["compare", "--executor", "ray"], RUN_FAILED, "pip install 'themis-dl[ray]'"),
+        (["compare", "--executor", "ray"], RUN_FAILED, 'pip install "themis-dl[ray]"'),
         (["compare", "--gpus-per-worker", "1"], BAD_USAGE, "--gpus-per-worker must come with --executor ray"),
     ],
 )
@@ -69,7 +69,7 @@ def test_commands_name_what_is_missing(words, code, message, without_ray, capsys
 
 def test_an_evaluation_names_what_is_missing(without_ray, capsys):
     assert main(["evaluate", "--smoke", "--executor", "ray"]) == RUN_FAILED
-    assert "pip install 'themis-dl[ray]'" in capsys.readouterr().err
+    assert 'pip install "themis-dl[ray]"' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("exists", [True, False])

@@ -41,7 +41,7 @@ def test_imagenet_c_is_numbered_by_the_names_of_its_class_folders(tmp_path):
     ("query", "message"),
     [
         ("", "has several corruptions: choose one, as in ?corruption=fog"),
-        ("?corruption=fogg", "must hold the corruption 'fogg': did you mean 'fog'"),
+        ("?corruption=fogg", "must have corruption 'fogg': did you mean 'fog'"),
         ("?corruption=fog&severity=6", "severity must be a whole number from 1 to 5, got '6'"),
     ],
 )
@@ -57,7 +57,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(DataError, match="five severities one after the other"):
         read_data(f"cifar10c:{tmp_path}?corruption=snow")
     np.save(tmp_path / "labels.npy", np.zeros(3, np.uint8))
-    with pytest.raises(DataError, match="a label for each of 60 pictures"):
+    with pytest.raises(DataError, match="must have 60 labels"):
         read_data(f"cifar10c:{tmp_path}?corruption=fog")
     write_imagenet_c(tmp_path / "imagenet")
     next((tmp_path / "imagenet/fog/4/n01").iterdir()).unlink()

@@ -124,12 +124,12 @@ def test_damaged_json_is_refused_in_one_line(content, tmp_path):
 
 
 HOSTILE_YOLO = {
-    "text": ("one 0 0 1 1", "must be numbers `class x y width height`, got 'one 0 0 1 1'"),
-    "too few": ("1 0.5 0.5", "must be numbers"),
-    "not finite": ("1 0.5 0.5 nan 0.1", "must be numbers"),
-    "pixels": ("1 12 6 18 14", "shares of the picture, from 0 to 1, got 18: divide"),
-    "an unknown class": ("2 0.5 0.5 0.1 0.1", "a whole number from 0 to 1, got 2"),
-    "half a class": ("0.5 0.5 0.5 0.1 0.1", "a whole number"),
+    "text": ("one 0 0 1 1", "must be `class x y width height`, got 'one 0 0 1 1'"),
+    "too few": ("1 0.5 0.5", "must be `class"),
+    "not finite": ("1 0.5 0.5 nan 0.1", "must be `class"),
+    "pixels": ("1 12 6 18 14", "shares of the picture, 0..1, got 18: divide"),
+    "an unknown class": ("2 0.5 0.5 0.1 0.1", "whole, from 0 to 1, got 2"),
+    "half a class": ("0.5 0.5 0.5 0.1 0.1", "must be whole"),
 }
 
 

@@ -83,8 +83,8 @@ def test_features_are_set_by_name_or_glob():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"name": "n_file", "low": 1}, "that matches 'n_file' must be in the table: did you mean 'n_files'"),
-        ({"name": "share", "kind": "whole"}, "'share' must have a known kind, got 'whole'"),
+        ({"name": "n_file", "low": 1}, "'n_file' must match a feature of the table: did you mean 'n_files'"),
+        ({"name": "share", "kind": "whole"}, "'share' needs a known kind, got 'whole'"),
         ({"name": "share", "change": "rise"}, "known change, got 'rise': did you mean 'raise'"),
         ({"name": "share", "low": 2}, "'share' must have finite low <= high, got 2 and 1.5"),
         ({"name": "n_files", "low": 3.2, "high": 3.8}, "'n_files' must have finite low <= high, got 4 and 3"),
@@ -139,10 +139,10 @@ def test_ranges_are_checked_after_all_lines_are_read(tmp_path):
         ("name,low\n,1\n", "line 2: a row must name a feature"),
         (
             "name,low\nn_fils,1\n",
-            "features.csv: a feature that matches 'n_fils' must be in the table: did you",
+            "features.csv: 'n_fils' must match a feature of the table: did you",
         ),
-        ("name,kind\n\nn_files,int\n", "features.csv: feature 'n_files' must have a known kind, got 'int'"),
-        ("name,change\nn_files,add\n", "features.csv: feature 'n_files' must have a known change, got 'add'"),
+        ("name,kind\n\nn_files,int\n", "features.csv: 'n_files' needs a known kind, got 'int'"),
+        ("name,change\nn_files,add\n", "features.csv: 'n_files' needs a known change, got 'add'"),
         ("name,low\nn_files,few\n", "line 2: the ends of a range must be numbers, got 'few'"),
         ("name,high\nn_files,inf\n", "features.csv: feature 'n_files' must have finite low <= high, got -2 and inf"),
         ("name,low\nn_files,11\n", "features.csv: feature 'n_files' must have finite low <= high, got 11 and 10"),

@@ -145,7 +145,7 @@ def test_features_of_a_frame_can_be_changed():
     features = Features.of(pandas.DataFrame(MIXED)).set("color", change="fixed")
     seeds = read_seeds(pandas.DataFrame(MIXED)).with_features(features)
     assert (seeds.features.change[0], seeds.coding.library) == ("fixed", "pandas")
-    with pytest.raises(UsageError, match="'color' is a category, which has no order, got change=raise"):
+    with pytest.raises(UsageError, match="'color' is a category without an order, got change=raise"):
         features.set("color", change="raise")
 
 

@@ -65,7 +65,7 @@ HOSTILE = {
     ),
     "pictures beside class folders": (
         "images:p",
-        "it has both",
+        "not both",
         then(picture("p/1.png"), lambda: Path("p/a").mkdir(), picture("p/a/1.png")),
     ),
     "a folder without pictures": ("images:.", "must hold pictures", lambda: None),

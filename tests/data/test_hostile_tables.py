@@ -56,7 +56,7 @@ HOSTILE = {
         write("t.csv", "a,label\nred,1\nred,\n"),
     ),
     "table with a label missing": ("csv:t.csv", "line 2: a row must have a label", write("t.csv", "a,label\n1,\n")),
-    "table with a label of NaN": ("csv:t.csv", "the label must be finite", write("t.csv", "a,label\n1,nan\n")),
+    "table with a label of NaN": ("csv:t.csv", "labels must be finite", write("t.csv", "a,label\n1,nan\n")),
     "table with a name among numbers": (
         "csv:t.csv",
         "row 2: labels must be all numbers or all names, got 'cat'",

@@ -57,7 +57,7 @@ def test_what_does_not_fit_is_refused_in_words(tmp_path):
     with pytest.raises(DataError, match=r"b.wav is \[1, 30\] and the first is \[1, 64\]: cut them with \?samples="):
         read_data(f"wav:{tmp_path}").in_memory()
     write(tmp_path / "b.wav", rate=16000)
-    with pytest.raises(DataError, match=r"b.wav has 16000 Hz and the first has 8000 Hz: resample them"):
+    with pytest.raises(DataError, match=r"b.wav has 16000 Hz, not 8000: resample it"):
         read_data(f"wav:{tmp_path}").in_memory()
     (tmp_path / "a.wav").write_bytes(b"RIFF....no")
     with pytest.raises(DataError, match=r"a.wav must be a WAV file of uncompressed samples \(PCM\), but it cannot be"):

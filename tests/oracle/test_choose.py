@@ -75,7 +75,7 @@ def test_a_wrong_name_is_explained(name):
 
 
 def test_a_bare_function_is_refused_with_the_remedy():
-    with pytest.raises(UsageError, match=r"got function: wrap a function as Compare\(function\)"):
+    with pytest.raises(UsageError, match=r"got function: wrap it as Compare\(function\)"):
         choose_oracle(far)
 
 

@@ -97,7 +97,7 @@ BRIGHT = ([np.full((3, 8, 8), 255.0)], [0], [{"id": 0}])
         (lambda: as_augmentation("fog", density=7)(BATCH), "must lie in 0..1.8, got 7"),
         (
             lambda: as_augmentation("fog")(([np.full((3, 8, 8), 255.0)], [0], [{"id": 0}])),
-            r"must lie in bounds \(0, 1\)",
+            r"must lie in \(0, 1\)",
         ),
     ],
 )

@@ -43,7 +43,7 @@ def test_a_missing_array_is_named(finished, name):
     with closing(Reader(finished[1])) as reader:
         checkpoint = reader.checkpoint()
     arrays = {key: array for key, array in checkpoint.arrays.items() if key != name}
-    with pytest.raises(StoreError, match=f"but its array '{name}' is missing: restore the run folder from a copy"):
+    with pytest.raises(StoreError, match=f"damaged: its array '{name}' is missing; restore the run folder from a copy"):
         parse_progress(replace(checkpoint, arrays=arrays))
 
 
@@ -52,7 +52,7 @@ def test_a_missing_value_is_named(finished, name):
     with closing(Reader(finished[1])) as reader:
         checkpoint = reader.checkpoint()
     values = {key: value for key, value in checkpoint.values.items() if key != name}
-    with pytest.raises(StoreError, match=f"but its values must have '{name}', which is missing"):
+    with pytest.raises(StoreError, match=f"damaged: its values must have '{name}', which is missing"):
         parse_progress(replace(checkpoint, values=values))
 
 

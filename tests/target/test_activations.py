@@ -144,7 +144,7 @@ def test_a_layer_without_the_batch_in_front_is_left_out():
 
     net = SequenceFirst()
     assert names(Target(net), torch.rand(6, 4)) == ["output"]
-    with pytest.raises(UsageError, match="first dimension of a layer must be the batch"):
+    with pytest.raises(UsageError, match="first dimension must be the batch"):
         names(Target(net, layers="relu()"), torch.rand(6, 4))
 
 

@@ -101,7 +101,7 @@ def test_a_program_in_training_mode_is_refused():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         traced = torch.jit.trace(net, files.inputs()[:2], check_trace=False)
-    with pytest.raises(ModelError, match=r"its dropout is in training mode: call model.eval\(\) before tracing"):
+    with pytest.raises(ModelError, match=r"dropout is in training mode: call model.eval\(\) first"):
         seen_by(Target(traced), files.inputs())
 
 

@@ -167,7 +167,7 @@ WRONG = {
         ModelError,
         "got .2, 5.",
     ),
-    "an output": (lambda: themis.BlackBox(len, output="scores"), UsageError, "Detections, or one of torchvision, yolo"),
+    "an output": (lambda: themis.BlackBox(len, output="scores"), UsageError, "Detections or one of torchvision, yolo"),
 }
 
 

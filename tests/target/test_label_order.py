@@ -39,7 +39,7 @@ def test_an_order_that_does_not_fit_is_refused():
     for order in ([0, 0, 1], [1, 2]):
         with pytest.raises(UsageError, match="label_order must hold each label from 0 on once"):
             Target(nn.Identity(), label_order=order)
-    with pytest.raises(UsageError, match="must have one label for each output, got 3"):
+    with pytest.raises(UsageError, match="must have a label per output, got 3"):
         run(Target(nn.Identity(), label_order=[0, 2, 1]))
 
 

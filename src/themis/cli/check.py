@@ -133,9 +133,7 @@ def _describe_start(check: Check, start: Start, settings: Settings) -> list[tupl
 def _warnings(check: Check) -> list[str]:
     warnings = [] if check.problem is None else [check.problem]
     if check.is_near_chance:
-        warnings.append(
-            "the model is correct no more often than by chance: its inputs, weights or labels are not what it expects"
-        )
+        warnings.append("the model is correct no more often than by chance: check inputs, weights and labels")
         if not check.suspicions:
             warnings.append("no other scale, normalisation, or order of channels or labels helps: check the weights")
     warnings += check.warnings

@@ -5,15 +5,13 @@ echo 'eval "$(themis completion bash)"' >> ~/.bashrc
 themis completion zsh > ~/.zsh/_themis    (a folder in fpath)
 """
 
-from __future__ import annotations
-
 import json
 from importlib.resources import files
 from typing import Any
 
 from themis.cli import COMMANDS, DONE, configure_parser
 from themis.cli.options import CommandLine, Parser
-from themis.errors import MissingExtraError, UsageError, nearest
+from themis.errors import UsageError, nearest, needs_extra
 from themis.plugins import added
 from themis.text import print_text
 
@@ -29,10 +27,8 @@ def add_arguments(parser: Parser) -> None:
 
 
 def execute(arguments: CommandLine) -> int:
-    try:
+    with needs_extra("completion", "completion needs shtab"):
         import shtab
-    except ImportError as error:
-        raise MissingExtraError('completion needs shtab: pip install "themis-dl[completion]"') from error
     if arguments.shell not in shtab.SUPPORTED_SHELLS:
         known = nearest(arguments.shell, shtab.SUPPORTED_SHELLS)
         raise UsageError(f"unknown shell {arguments.shell!r}: {known}")

@@ -5,8 +5,6 @@ themis doctor
 themis doctor --quick --json
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

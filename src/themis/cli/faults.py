@@ -10,8 +10,6 @@ themis faults runs/first --where "theta_sigma < 0.1 and answer = 3" --export fou
 themis faults runs/first 1204
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence
@@ -242,10 +240,7 @@ def _export(run: Reader, selection: Selection, name: str, replaces: bool) -> str
         return f"Wrote the pictures of {n:,} of {counted(n_matching, 'fault')} to {folder}{left_out}"
     path = Path(name)
     if not path.suffix:
-        raise UsageError(
-            f"--export must end in {', '.join(FORMATS)} or .png, or be pictures:FOLDER or fiftyone:FOLDER, got {name}: "
-            "choose another name"
-        )
+        raise UsageError(f"--export must be {', '.join(FORMATS)}, .png, pictures:FOLDER or fiftyone:FOLDER, got {name}")
     check_file("--export", path, [*FORMATS, ".png"], replaces=replaces)
     if path.suffix.lower() == ".png":
         return _draw(run, selection, path, replaces)

@@ -102,9 +102,7 @@ def check_mce_options(arguments: CommandLine, *, is_suite: bool) -> None:
     if most is not None and most < 0:
         raise UsageError(f"--max-mce must be 0 or more, got {most:g}: 1 allows as many errors as the baseline makes")
     if baseline not in (None, "alexnet") and not Path(baseline).exists():
-        raise UsageError(
-            f"--mce-baseline must be the folder of a suite, a file or alexnet, but {baseline} does not exist"
-        )
+        raise UsageError(f"--mce-baseline must be a suite, a file or alexnet, but {baseline} does not exist")
 
 
 def execute(arguments: CommandLine) -> int:
@@ -113,9 +111,7 @@ def execute(arguments: CommandLine) -> int:
     is_of_suite = is_suite(arguments.run)
     check_mce_options(arguments, is_suite=is_of_suite)
     if not is_requested(arguments, gates) and not _has_claim(arguments.run):
-        raise UsageError(
-            "a gate must be given, such as --max-fault-rate 0.05 or --fail-under coverage=0.99: see --help"
-        )
+        raise UsageError("a gate must be given, such as --max-fault-rate 0.05 or --fail-under coverage=0.9: see --help")
     if is_of_suite:
         from themis.suites.result import SuiteRun
 

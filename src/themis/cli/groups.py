@@ -62,10 +62,7 @@ def execute(arguments: CommandLine) -> int:
         raise UsageError(f"--by must be change or content, got {arguments.by!r}: {nearest(arguments.by, NO_STRUCTURE)}")
     if not (arguments.locate or is_by_content) and (unused := arguments.given.keys() & {*REPLAY_OPTIONS}):
         names = ", ".join(f"--{name}" for name in sorted(unused))
-        raise UsageError(
-            f"{names} must be combined with --locate or --by content, because grouping by change needs no model: add "
-            "one, or leave it out"
-        )
+        raise UsageError(f"{names} must be combined with --locate or --by content: grouping by change needs no model")
     if is_by_content and "apart" in arguments.given:
         raise UsageError("--apart must be left out with --by content: it is for groups by change")
     with closing(Reader(arguments.run)) as run:

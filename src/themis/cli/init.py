@@ -7,8 +7,6 @@ themis init --model mine:make_net --data mine:make_data --perturb 'rain + fog'
 themis init robustness --model net.onnx --data images:photos
 """
 
-from __future__ import annotations
-
 import json
 from importlib.resources import files
 from pathlib import Path

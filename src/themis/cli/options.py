@@ -146,9 +146,7 @@ def add_config(group: Group) -> None:
 def check_file(flag: str, path: Path, endings: Sequence[str], *, replaces: bool) -> None:
     """Refuse a file that an option names if it cannot be written, before the work that its content takes."""
     if path.suffix.lower() not in endings:
-        raise UsageError(
-            f"{flag} must end in {', '.join(endings[:-1])} or {endings[-1]}, got {path}: choose another name"
-        )
+        raise UsageError(f"{flag} must end in {', '.join(endings[:-1])} or {endings[-1]}, got {path}: rename it")
     check_free(path, replaces=replaces)
 
 
@@ -250,9 +248,7 @@ def read_config_file(path: str) -> dict[Any, Any]:
     except ValueError as error:
         raise UsageError(f"{path} must be valid YAML: {error}") from error
     if not isinstance(content, dict | None):
-        raise UsageError(
-            f"{path} must contain names and values, such as max_tests: 5000, got a {type(content).__name__}"
-        )
+        raise UsageError(f"{path} must hold names and values, such as max_tests: 5000, got a {type(content).__name__}")
     return content or {}
 
 

@@ -118,8 +118,7 @@ def _draw(perturbations: list[Perturbation], arguments: CommandLine) -> None:
     shape = tuple(picture.shape)
     if len(shape) not in (2, 3):
         raise UsageError(
-            "--data must contain pictures [channels, height, width] or signals [channels, samples], got inputs "
-            f"{list(shape)}"
+            f"--data must be pictures [channels, height, width] or signals [channels, samples], got {list(shape)}"
         )
     picture = within_bounds(picture[None], check_bounds(bounds), torch.zeros(1))[0]
     drawn = [perturbation for perturbation in perturbations if can_draw(perturbation, shape)]

@@ -5,8 +5,6 @@ themis rate runs/first --profile "density~beta(1,8)"
 themis rate runs/first --profile weather.yaml
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 from themis.cli import DONE

@@ -5,8 +5,6 @@ themis replay runs/first 1204
 themis replay runs/first 1204 1377 --weights retrained.pt --out replayed.png
 """
 
-from __future__ import annotations
-
 import math
 from contextlib import closing
 from dataclasses import replace

@@ -7,8 +7,6 @@ themis report runs/first --out first.html --most-pictures 200
 themis report runs/first --evidence evidence/first
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from shlex import quote
 
@@ -59,9 +57,7 @@ def execute(arguments: CommandLine) -> int:
 
 def _write_evidence(arguments: CommandLine, out: Path | None) -> int:
     if out is not None:
-        raise UsageError(
-            "--out must not be given with --evidence: the page is report.html in the folder of the evidence"
-        )
+        raise UsageError("--out must not be given with --evidence: the page is report.html among the evidence")
     from themis.report.evidence import write_evidence
 
     path = write_evidence(arguments.run, arguments.evidence, most_pictures=arguments.most_pictures)

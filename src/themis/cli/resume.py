@@ -95,9 +95,7 @@ def _resume_suite(arguments: CommandLine, gates: Gates, executor: RayExecutor | 
     for name in limits:
         if name not in ("max_tests", "max_seconds"):
             flag = f"--{name.replace('_', '-')}"
-            raise UsageError(
-                f"a suite can be resumed with more tests only, got {flag}: its budget is --max-tests, and --max-seconds"
-            )
+            raise UsageError(f"a suite can be resumed with more --max-tests or --max-seconds only, got {flag}")
     origin = override_origin(SuiteRun(arguments.run), arguments.given)
     choose_trackers(arguments.track or (), arguments.run)
     with suite_progress(arguments) as listener:

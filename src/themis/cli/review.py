@@ -9,8 +9,6 @@ themis review runs/first --reviewer ann --sample 200
 themis review runs/first --results
 """
 
-from __future__ import annotations
-
 import getpass
 from contextlib import closing
 

@@ -10,8 +10,6 @@ themis run --zoo lenet5-mnist --perturb fog --against lenet5.onnx
 themis run --config campaign.yaml --executor ray --workers 4
 """
 
-from __future__ import annotations
-
 import gc
 from dataclasses import asdict, fields
 

@@ -5,8 +5,6 @@ themis verify evidence/first
 themis verify evidence/first && cosign verify-blob --bundle first.sigstore.json evidence/first/statement.json
 """
 
-from __future__ import annotations
-
 from themis.cli import DONE, GATE_FAILED
 from themis.cli.options import CommandLine, Parser
 from themis.text import print_text

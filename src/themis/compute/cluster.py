@@ -1,7 +1,5 @@
 """Ray, the cluster engine that work is scaled out on: what is asked of it, and the connection to it."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os
@@ -15,7 +13,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
-from themis.errors import MissingExtraError, UsageError
+from themis.errors import UsageError, needs_extra
 from themis.options import check_count
 
 CONNECT_SECONDS = 10.0
@@ -75,13 +73,10 @@ class RayExecutor:
     def check_device(self, device: str) -> None:
         """Refuse workers without a GPU for a model on one, and GPUs for a model that uses none."""
         if device == "cuda" and not self.gpus_per_worker:
-            raise UsageError(
-                "gpus_per_worker must be above 0 for a model on cuda: pass 1, or 0.5 to let two workers share a GPU"
-            )
+            raise UsageError("gpus_per_worker must exceed 0 for a cuda model: pass 1, or 0.5 for two workers per GPU")
         if device == "cpu" and self.gpus_per_worker:
             raise UsageError(
-                f"gpus_per_worker must be 0 for a model on the CPU, got {self.gpus_per_worker:g}: move the model to "
-                "cuda (--device cuda)"
+                f"gpus_per_worker must be 0 for a CPU model, got {self.gpus_per_worker:g}: use --device cuda"
             )
 
 
@@ -131,12 +126,8 @@ def connected(executor: RayExecutor) -> Iterator[Any]:
 
 def import_ray() -> Any:
     """The module `ray`, which is an optional extra."""
-    try:
+    with needs_extra("ray", "executor ray needs the package ray, which is not installed"):
         return import_module("ray")
-    except ImportError as error:
-        raise MissingExtraError(
-            "executor ray needs the package ray, which is not installed: pip install 'themis-dl[ray]'"
-        ) from error
 
 
 def _start(ray: Any, executor: RayExecutor) -> None:

@@ -3,8 +3,6 @@
 Without a GPU the tests run kernels of Triton on the CPU, in its interpreter (`TRITON_INTERPRET=1`).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress

@@ -3,8 +3,6 @@
 If they were not compiled, torch computes the same in eight passes or more.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sysconfig
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 A worker that dies is replaced, and the calls that it had not answered are made again.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys
@@ -332,8 +330,7 @@ class RayPool:
             self._had_room = time.monotonic()
         elif time.monotonic() - self._had_room > ROOM_SECONDS:
             raise ModelError(
-                f"all workers have died, and for {ROOM_SECONDS:.0f} seconds the cluster had no machine for another: "
-                "add machines, and resume"
+                f"all workers died, and no machine came in {ROOM_SECONDS:.0f} seconds: add some, and resume"
             )
 
 

@@ -1,7 +1,5 @@
 """Published files of corrupted pictures: CIFAR-10-C, CIFAR-100-C and ImageNet-C."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +26,7 @@ def cifar_c_seeds(path: Path, *, corruption: str | None = None, severity: int | 
     pixels, labels = _read(folder / f"{name}.npy"), read_npy(existing_file(folder / "labels.npy"))
     if labels.shape != pixels.shape[:1]:
         raise DataError(
-            f"{folder / 'labels.npy'} must have a label for each of {len(pixels):,} pictures, got shape "
-            f"{list(labels.shape)}: download it again"
+            f"{folder / 'labels.npy'} must have {len(pixels):,} labels, got shape {list(labels.shape)}: replace it"
         )
     n = len(pixels) // SEVERITIES
     rows = slice(None) if level is None else slice((level - 1) * n, level * n)
@@ -79,7 +76,5 @@ def _options(path: Path, corruption: str | None, severity: int | str | None) -> 
     if corruption is None:
         raise UsageError(f"{path} has several corruptions: choose one, as in ?corruption=fog, or grade a suite on all")
     if not (folder / corruption).is_dir() and not (folder / f"{corruption}.npy").is_file():
-        raise DataError(
-            f"{folder} must hold the corruption {corruption!r}: {nearest(corruption, corruptions_in(folder))}"
-        )
+        raise DataError(f"{folder} must have corruption {corruption!r}: {nearest(corruption, corruptions_in(folder))}")
     return folder, corruption, parse_whole(severity, "severity", SEVERITIES, 3)

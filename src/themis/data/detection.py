@@ -4,8 +4,6 @@ Labels are `[pictures, objects, 5]`: left, top, right and bottom in pixels, and 
 empty, and a class `-2 - c` is a crowd of class c.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Sequence
@@ -147,9 +145,7 @@ def voc_seeds(path: Path, *, split: str | None = None, size: str | None = None, 
     unknown = min(used - {*names}, default=None)
     if unknown is not None or len(names) > MOST_CLASSES:
         problem = f"{unknown[:60]!r} is not" if unknown is not None else f"there are {len(names):,}"
-        raise DataError(
-            f"the classes of {folder} must be at most {MOST_CLASSES:,} known ones, but {problem}: check them"
-        )
+        raise DataError(f"the classes of {folder} must be at most {MOST_CLASSES:,} known ones, but {problem}: fix them")
     number_of = {name: k for k, name in enumerate(names)}
     objects = [
         [[*box, -2 - number_of[name] if is_difficult else number_of[name]] for name, box, is_difficult in rows]
@@ -336,17 +332,12 @@ def _read_line(words: list[str], place: str, n_classes: int) -> list[float]:
         values = []
     is_outline = len(values) > 5 and len(values) % 2 == 1
     if not (len(values) == 5 or is_outline) or not all(map(math.isfinite, values)):
-        raise DataError(
-            f"{place}: a label must be numbers `class x y width height`, got {' '.join(words)[:60]!r}: fix it"
-        )
+        raise DataError(f"{place}: a label must be `class x y width height`, got {' '.join(words)[:60]!r}: fix it")
     if not (values[0].is_integer() and 0 <= values[0] < n_classes):
-        raise DataError(
-            f"{place}: a class must be a whole number from 0 to {n_classes - 1}, got {words[0][:20]}: fix it"
-        )
+        raise DataError(f"{place}: a class must be whole, from 0 to {n_classes - 1}, got {words[0][:20]}: fix it")
     if any(not -0.01 <= value <= 1.01 for value in values[1:]):
         raise DataError(
-            f"{place}: boxes must be in shares of the picture, from 0 to 1, got {max(values[1:], key=abs):g}: divide "
-            "by its width and height"
+            f"{place}: boxes must be shares of the picture, 0..1, got {max(values[1:], key=abs):g}: divide by its size"
         )
     if is_outline:
         across, down = values[1::2], values[2::2]

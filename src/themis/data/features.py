@@ -84,14 +84,10 @@ class Features:
         for column, words, known in (("kind", self.kind, FEATURE_KINDS), ("change", self.change, FEATURE_CHANGES)):
             for name, word in zip(self.names, words, strict=True):
                 if word not in known:
-                    raise UsageError(
-                        f"feature {name!r} must have a known {column}, got {word!r}: {nearest(str(word), known)}"
-                    )
+                    raise UsageError(f"{name!r} needs a known {column}, got {word!r}: {nearest(str(word), known)}")
         for name, kind, change in zip(self.names, self.kind, self.change, strict=True):
             if kind == "category" and change in ("raise", "lower"):
-                raise UsageError(
-                    f"feature {name!r} is a category, which has no order, got change={change}: any or fixed"
-                )
+                raise UsageError(f"feature {name!r} is a category without an order, got change={change}: any or fixed")
         is_number = torch.tensor([kind == "number" for kind in self.kind], dtype=torch.bool)
         low, high = torch.where(is_number, low, low.ceil()), torch.where(is_number, high, high.floor())
         self._check_range(~(low.isfinite() & high.isfinite() & (low <= high)), low, high, "finite low <= high")
@@ -179,9 +175,7 @@ class Features:
         columns = [k for k, name in enumerate(self.names) if name == pattern]
         columns = columns or [k for k, name in enumerate(self.names) if fnmatchcase(name, pattern)]
         if not columns:
-            raise UsageError(
-                f"a feature that matches {pattern!r} must be in the table: {nearest(pattern, self.names[:N_NAMES])}"
-            )
+            raise UsageError(f"{pattern!r} must match a feature of the table: {nearest(pattern, self.names[:N_NAMES])}")
         return columns
 
     @cached_property
@@ -245,9 +239,7 @@ class Features:
         ends = torch.stack([self.place(limits.low), self.place(limits.high)])
         is_free = (limits.may_rise | limits.may_fall) & (limits.low < limits.high)
         if not bool(is_free.any()):
-            raise DataError(
-                "a feature of the table must be free to change, but none is: allow one to, for instance with change=any"
-            )
+            raise DataError("a feature of the table must be free to change, but none is: allow one, as in change=any")
         slack = VALUE_TOLERANCE * max(1.0, *map(abs, bounds))
         is_outside = is_free & ((ends < bounds[0] - slack) | (ends > bounds[1] + slack)).any(0)
         if bool(is_outside.any()):
@@ -274,9 +266,7 @@ def read_features(path: str | Path, known: Features) -> Features:
             if column not in HEADER:
                 raise DataError(f"{path} must have known columns, got {column!r}: {nearest(column, HEADER)}")
         if "name" not in header or len(set(header)) < len(header):
-            raise DataError(
-                f"{path} must have a column 'name' and no column twice, got {header}: correct its first line"
-            )
+            raise DataError(f"{path} must have a column 'name' and no column twice, got {header}: fix its first line")
         rules = [_rule_of(cells, header, f"{path}, line {lines.line_num}") for cells in lines if any(cells)]
     try:
         return known.with_rules(rules)
@@ -450,10 +440,7 @@ def _read_column(series: Any, name: str) -> tuple[Numbers, CodedColumn, Numbers 
     """The numbers or codes of a column, what they stand for, and which numbers are missing, or None if none is."""
     kind = _kind(series.dtype)
     if kind is None:
-        raise DataError(
-            f"column {name!r} of the DataFrame must be numbers, booleans or names, got {series.dtype}: encode it as "
-            "numbers, or drop it"
-        )
+        raise DataError(f"column {name!r} must be numbers, booleans or names, got {series.dtype}: encode or drop it")
     is_missing = np.asarray(series.isna() if _library(series) == "pandas" else series.is_null())
     column = CodedColumn(name, str(series.dtype).partition("(")[0])
     array = np.asarray(series)

@@ -1,7 +1,5 @@
 """Opening data files: one that is damaged, hostile or too large is refused with a one-line message."""
 
-from __future__ import annotations
-
 import io
 import math
 import os
@@ -55,10 +53,7 @@ def read_exactly(file: io.BufferedIOBase, n_bytes: int, path: Path) -> NDArray[n
     while n_read < n_bytes:
         n_new = file.readinto(content[n_read : n_read + READ_BYTES].data)
         if not n_new:
-            raise DataError(
-                f"{path} must hold {n_bytes:,} bytes of numbers, but {n_bytes - n_read:,} are missing: download it "
-                "again"
-            )
+            raise DataError(f"{path} must hold {n_bytes:,} bytes, but {n_bytes - n_read:,} are missing: replace it")
         n_read += n_new
         advance(n_read, n_bytes, "bytes")
     return content
@@ -83,8 +78,7 @@ def read_npz(path: Path, names: tuple[str, ...]) -> dict[str, Numbers]:
         with existing_file(path).open("rb") as file:
             if file.read(6) == b"\x93NUMPY":
                 raise DataError(
-                    f"{path} must be a NumPy archive with an array named 'inputs', got a single array: read it with "
-                    "npy:PATH"
+                    f"{path} must be a NumPy archive with an array 'inputs', got a single array: read it with npy:PATH"
                 )
         with zipfile.ZipFile(path) as archive:
             members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
@@ -162,10 +156,7 @@ def labelled_files(
             for each in (folder, *classes)
         )
     if any(by_class) and loose:
-        raise DataError(
-            f"{folder} must hold either class folders or {noun}, but it has both, such as {loose[0].name}: move the "
-            f"{noun} away"
-        )
+        raise DataError(f"{folder} must hold class folders or {noun}, not both: move {loose[0].name} away")
     if loose:
         return loose, None, None
     if not any(by_class):

@@ -1,7 +1,5 @@
 """Data sets from the Hugging Face hub, or saved by its library: a column of pictures or numbers, and one of labels."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import numpy as np
 from themis.data.files import Numbers, data_errors, parse_whole
 from themis.data.pictures import LONGEST_SIDE, OTHER_SIZE, pixels_of
 from themis.data.seeds import Seeds, from_files, scaled
-from themis.errors import NO_TEXT, DataError, MissingExtraError, UsageError, nearest
+from themis.errors import NO_TEXT, DataError, UsageError, nearest, needs_extra
 
 INPUT_NAMES = ("image", "img", "pixel_values", "inputs", "x")
 TEXT_NAMES = ("text", "sentence", "input_ids", "tokens")
@@ -38,17 +36,11 @@ def hub_seeds(
     name, bracket, rest = str(path).partition("[")
     if bracket and not path.exists():
         if not rest.endswith("]") or split is not None:
-            raise UsageError(
-                f"the hf reader needs one split, got hf:{path}: write hf:NAME[SPLIT] or hf:NAME?split=SPLIT"
-            )
+            raise UsageError(f"hf needs one split, got hf:{path}: write hf:NAME[SPLIT] or hf:NAME?split=SPLIT")
         path, split = Path(name), rest[:-1]
     split = split or "test"
-    try:
+    with needs_extra("hf", "data sets from the hub need the package datasets"):
         library = importlib.import_module("datasets")
-    except ImportError as error:
-        raise MissingExtraError(
-            'reading data sets from the hub needs the package datasets: pip install "themis-dl[hf]"'
-        ) from error
     with data_errors(f"hf:{path}", "a data set of the hub"):
         if path.is_dir():
             data = _saved_split(library.load_from_disk(str(path)), split, path)

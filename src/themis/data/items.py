@@ -162,15 +162,11 @@ class Items:
             if k not in self._labels:
                 self.read(k)
                 if k not in self._labels:
-                    raise DataError(
-                        f"all seeds must have a label if one has, but seed {k} has none: label it or drop it"
-                    )
+                    raise DataError(f"all seeds must have a label if one has, but seed {k} has none: label or drop it")
         values = [self._labels[k] for k in index.tolist()]
         shapes = {np.shape(value) for value in values}
         if len(shapes) > 1:
-            raise DataError(
-                f"all labels must have the same shape, got {sorted(shapes)[:3]}: reshape them in the data set"
-            )
+            raise DataError(f"all labels must have the same shape, got {sorted(shapes)[:3]}: reshape them")
         return label_tensor(torch.stack(values) if isinstance(values[0], Tensor) else torch.as_tensor(values))
 
     def _item(self, k: int) -> Any:
@@ -178,8 +174,7 @@ class Items:
             return self._dataset[k]
         except Exception as error:  # whatever the user's data set raises
             raise DataError(
-                f"the data set must give each of its {len(self._dataset)} items, but item {k} raised "
-                f"{type(error).__name__}: {error}"
+                f"the data set must give all its items, but item {k} raised {type(error).__name__}: {error}"
             ) from error
 
 

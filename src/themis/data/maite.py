@@ -3,8 +3,6 @@
 The protocols are structural: an object follows them by what it has, and the package `maite` is not needed to tell.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -102,10 +100,7 @@ def _describe(dataset: Any, k: int) -> tuple[Any, Mapping[str, Any]]:
         return dataset.get_target(k), dataset.get_metadata(k)
     datum = dataset[k]
     if not (isinstance(datum, tuple | list) and len(datum) == 3 and isinstance(datum[2], Mapping)):
-        raise DataError(
-            f"a datum must be (input, target, metadata), as MAITE defines it, but datum {k} is a "
-            f"{type(datum).__name__}: return these three"
-        )
+        raise DataError(f"a datum must be (input, target, metadata), but datum {k} is a {type(datum).__name__}")
     return datum[1], datum[2]
 
 
@@ -137,8 +132,7 @@ def _boxes(targets: Sequence[Any]) -> Numbers:
         classes = np.asarray(as_array(target.labels), np.float32).reshape(-1)
         if len(boxes) != len(classes):
             raise DataError(
-                f"a target must have one label per box, but that of datum {k} has {len(classes)} for {len(boxes)}: "
-                "correct the data set"
+                f"a target must have a label per box, but datum {k} has {len(classes)} for {len(boxes)}: correct it"
             )
         objects.append(np.column_stack([boxes, classes]))
     return pad_boxes(objects)

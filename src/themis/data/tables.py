@@ -20,7 +20,7 @@ from themis.data.features import find_label, read_frame
 from themis.data.files import Numbers, check_disk, check_memory, data_errors, existing_file
 from themis.data.rows import held_bytes
 from themis.data.seeds import Seeds, from_named
-from themis.errors import NO_TEXT, DataError, MissingExtraError, UsageError, nearest
+from themis.errors import NO_TEXT, DataError, UsageError, nearest, needs_extra
 from themis.progress import advance
 
 SEPARATORS = (",", ";", "\t")
@@ -69,10 +69,8 @@ def csv_seeds(path: Path, *, label: str | None = None, drop: str = "") -> Seeds:
 def parquet_seeds(path: Path, *, label: str | None = None, drop: str = "") -> Seeds:
     """A Parquet table; label and drop as for CSV."""
     path = existing_file(path)
-    try:
+    with needs_extra("tables", "reading Parquet needs pyarrow"):
         from pyarrow import parquet  # type: ignore[import-untyped,unused-ignore]
-    except ImportError as error:
-        raise MissingExtraError('reading Parquet needs pyarrow: pip install "themis-dl[tables]"') from error
     with data_errors(path, "a Parquet table"), parquet.ParquetFile(path) as table:
         columns = Columns(table.schema_arrow.names, path, label, drop)
         check_disk(table.metadata.num_rows * 4 * len(columns.features), str(path))
@@ -191,9 +189,7 @@ def _read_labels(blocks: list[list[Any] | Numbers], columns: Columns) -> Numbers
             values = values.astype(np.int64)
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         bad = np.flatnonzero(~np.isfinite(values))
-        raise DataError(
-            f"{columns.path}, row {bad[0] + 1}: the label must be finite, got {values[bad[0]]}: fix or drop it"
-        )
+        raise DataError(f"{columns.path}, row {bad[0] + 1}: labels must be finite, got {values[bad[0]]}: fix it")
     return values
 
 
@@ -203,9 +199,7 @@ def _read_labels(blocks: list[list[Any] | Numbers], columns: Columns) -> Numbers
 def _lines(file: IO[str], path: Path) -> Iterator[str]:
     while line := file.readline(MAX_LINE):
         if len(line) == MAX_LINE:
-            raise DataError(
-                f"{path} must have lines of under {MAX_LINE:,} characters, got a longer one: check the file"
-            )
+            raise DataError(f"{path} must have lines of under {MAX_LINE:,} characters, got a longer one: check it")
         yield line
 
 

@@ -7,8 +7,6 @@ An object, which is a label, is `(left, top, right, bottom, class)`. Rows of cla
 `-2 - c` is a crowd of class c: a region in which nobody has counted, so that nothing found in it is wrong.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

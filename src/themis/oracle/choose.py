@@ -1,7 +1,5 @@
 """The oracle of a task, chosen by name or by the clean outputs and the labels."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -147,9 +145,7 @@ def choose_oracle(oracle: str | Oracle) -> Oracle:
     if isinstance(oracle, Oracle):
         return oracle
     if not isinstance(oracle, str):
-        raise UsageError(
-            f"oracle must be a name or an Oracle, got {type(oracle).__name__}: wrap a function as Compare(function)"
-        )
+        raise UsageError(f"oracle must be a name or Oracle, got {type(oracle).__name__}: wrap it as Compare(function)")
     if is_own_oracle(oracle):
         module, _, path = oracle.partition(":")
         own: Any = import_named(module, path.split("."), f"oracle {oracle!r}", nearest(module, ["auto", *ORACLES]))

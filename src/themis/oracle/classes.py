@@ -4,8 +4,6 @@ Outputs are scores or probabilities `[inputs, classes]`. Those of `against` are 
 the model, and then those of its reference.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
@@ -266,9 +264,7 @@ def check_classes(labels: Tensor, n_seeds: int, n_classes: int | None = None) ->
         remedy = "pass class numbers, not one-hot rows"
         if labels.ndim == 2 and not bool(((labels == 0) | (labels == 1)).all()):
             remedy = "pass class numbers or, for a regression, as many numbers per seed as the model has outputs"
-        raise DataError(
-            f"labels must be one per seed: {n_seeds} inputs, got labels of shape {list(labels.shape)}: {remedy}"
-        )
+        raise DataError(f"labels must be one per seed: {n_seeds} inputs, got shape {list(labels.shape)}: {remedy}")
     if labels.is_floating_point() and not bool((labels == labels.round()).all()):
         raise DataError(
             f"labels must be class numbers, got {labels[labels != labels.round()][0].item():g}: pass whole numbers, or "

@@ -1,7 +1,5 @@
 """Any other task, by a comparison function of the user's own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -130,21 +130,12 @@ class Regression(Oracle):
                 f"{len(self._tolerances)}: write {self.name}:0.1"
             )
         if labels is None and self.compared_with == "label":
-            raise DataError(
-                "oracle 'off' needs labels, got none: pass (inputs, labels), or compare with the clean answers with "
-                "oracle='regression'"
-            )
+            raise DataError("oracle 'off' needs labels, got none: pass (inputs, labels), or use oracle='regression'")
         if labels is not None and not have_shape(labels, answers):
             numbers = "one number per seed" if k == 1 else f"{k} numbers per seed"
-            raise DataError(
-                f"labels must be {numbers}: {n} inputs, got shape {list(labels.shape)}: check the label column, or "
-                "leave the labels out"
-            )
+            raise DataError(f"labels must be {numbers}: {n} inputs, got shape {list(labels.shape)}: fix or drop them")
         if labels is not None and (n_bad := int((~labels.double().isfinite()).reshape(n, -1).any(1).sum())):
-            raise DataError(
-                f"labels must be finite, but {n_bad} of {n} are NaN or infinite: drop these seeds, or leave the labels "
-                "out"
-            )
+            raise DataError(f"labels must be finite, but {n_bad} of {n} are not: drop these seeds, or all labels")
         if self.compared_with == "clean":
             return super().check(clean_outputs, labels)
         is_near = self._excess(clean_outputs, self.reference(clean_outputs, labels))[0] <= 0

@@ -1,7 +1,5 @@
 """Decisions by a threshold: `threshold`, one per input, and `multilabel`, one for each of several labels."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 

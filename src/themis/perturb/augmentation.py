@@ -1,7 +1,5 @@
 """Perturbations as augmentations of MAITE, for its workflows and for the tools that use them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -76,9 +74,7 @@ class Augmentation:
         low, high = self.bounds or picture_bounds(picture.numpy(force=True).dtype)
         least, most = float(picture.min()), float(picture.max())
         if least < low or most > high:
-            raise UsageError(
-                f"pictures must lie in bounds ({low:g}, {high:g}), got values from {least:g} to {most:g}: pass bounds="
-            )
+            raise UsageError(f"pictures must lie in ({low:g}, {high:g}), got {least:g} to {most:g}: pass bounds=")
         return low, high
 
 

@@ -1,7 +1,5 @@
 """Cameras: light and colour, blur, JPEG compression, and the sensor with what is in front of it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

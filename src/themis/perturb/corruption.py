@@ -3,8 +3,6 @@
 They keep what is peculiar to the published pictures, such as lines of whole pixels. The suite `corruptions` uses them.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

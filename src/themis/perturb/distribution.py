@@ -1,7 +1,5 @@
 """How often each value of a theta occurs where the model is used: a distribution, cut off at the ends of its range."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass
@@ -133,14 +131,9 @@ def _read_histogram(path: str) -> tuple[float, ...]:
         rows = rows[1:] if rows and rows[0][0].strip().isalpha() else rows
         bins = sorted((float(low), float(high), float(count)) for low, high, count in rows)
     except OSError as error:
-        raise DataError(
-            f"a histogram must be a file, but {path!r} is not: {error.strerror or error}; check the path"
-        ) from error
+        raise DataError(f"a histogram must be a file, got {path!r}: {error.strerror or error}; check it") from error
     except ValueError as error:
-        raise DataError(
-            f"a histogram must be a file with a line low,high,count for each bin, but {path!r} is not: {error}; "
-            "correct it"
-        ) from error
+        raise DataError(f"a histogram must have lines low,high,count, but {path!r} has not: {error}; fix it") from error
     if not 1 <= len(bins) <= MOST_BINS or any(a[1] != b[0] for a, b in pairwise(bins)):
         raise DataError(
             f"a histogram must have 1 to {MOST_BINS} bins, each beginning where another ends, but {path!r} has "

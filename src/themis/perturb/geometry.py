@@ -4,8 +4,6 @@ Each perturbation is a `Source`, a function that says where the content of a pla
 there, and labels are moved by it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import update_wrapper

@@ -1,17 +1,15 @@
 """The table of perturbations, their specifications as text, and a way to apply one outside of a campaign."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from themis.data.features import Features
 from themis.errors import DataError, UsageError, nearest
 from themis.perturb.attack import ASKING, ATTACKS
 from themis.perturb.camera import CAMERA
@@ -37,10 +35,7 @@ from themis.perturb.table import TABLE
 from themis.perturb.transforms import is_transform, read_transform
 from themis.perturb.weather import WEATHER
 from themis.plugins import Extensible
-
-if TYPE_CHECKING:
-    from themis.data.features import Features
-    from themis.target.target import AnyTarget
+from themis.target.target import AnyTarget
 
 PERTURBATIONS: dict[str, Perturbation] = {
     perturbation.name: perturbation
@@ -124,7 +119,7 @@ def _read_part(name: str, inside: str) -> Perturbation:
     if ":" not in name and name not in ALL_PERTURBATIONS:
         hint = nearest(name, ALL_PERTURBATIONS).partition("known:")[0]
         raise UsageError(
-            f"perturbation must be a known name or module:name, got {name!r}: {hint}themis perturbations lists them"
+            f"perturbation must be a known name or module:name, got {name!r}: {hint}see themis perturbations"
         )
     chosen = _load_own(name) if ":" in name else ALL_PERTURBATIONS[name]
     if not inside.strip():
@@ -149,9 +144,7 @@ def _load_own(name: str) -> Perturbation:
     try:
         loaded = call_factory(name, "perturb")
     except DataError as error:
-        raise UsageError(
-            f"--perturb {name!r} must be a themis.Perturbation, or a function that returns one: {error}"
-        ) from error
+        raise UsageError(f"--perturb {name!r} must be, or return, a themis.Perturbation: {error}") from error
     if not isinstance(loaded, Perturbation):
         raise UsageError(f"--perturb {name!r} must be a themis.Perturbation, got {type(loaded).__name__}")
     return replace(loaded, name=name, parts=())
@@ -165,8 +158,7 @@ def _read_range(text: str, name: str) -> tuple[str, Range]:
         ends = []
     if len(ends) not in (1, 2) or not all(map(math.isfinite, ends)) or ends[0] > ends[-1]:
         raise UsageError(
-            f"theta of {name!r} must be NAME=LOW:HIGH, NAME=VALUE to hold it fixed, or NAME~DISTRIBUTION, got "
-            f"{text.strip()!r}"
+            f"theta of {name!r} must be NAME=LOW:HIGH, NAME=VALUE or NAME~DISTRIBUTION, got {text.strip()!r}"
         )
     return theta.strip(), ends[0] if len(ends) == 1 else (ends[0], ends[1])
 
@@ -226,7 +218,7 @@ def theta_columns(perturbation: Perturbation, theta: Mapping[str, float | Tensor
         value = torch.as_tensor(theta.get(name, parameter.identity), dtype=torch.float32, device=inputs.device)
         if value.ndim and value.shape != inputs.shape[:1]:
             raise UsageError(
-                f"theta {name!r} must be a number or one for each of {len(inputs)} inputs, got {list(value.shape)}"
+                f"theta {name!r} must be a number or one for each of {len(inputs)}, got {list(value.shape)}"
             )
         outside = value.detach()[(value < np.float32(low)) | (value > np.float32(high))].reshape(-1)
         if len(outside):

@@ -1,7 +1,5 @@
 """Noise of a sensor, its photons and its broken pixels, for inputs of any shape and unit."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

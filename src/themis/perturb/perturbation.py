@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial, update_wrapper, wraps
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,9 +18,7 @@ from themis.errors import ModelError, ThemisError, UsageError, nearest
 from themis.oracle.motion import Motion, MotionStep, Size, Source
 from themis.perturb.context import NO_GRADIENT, Context
 from themis.perturb.distribution import Distribution, read_distribution
-
-if TYPE_CHECKING:
-    from themis.target.target import AnyTarget
+from themis.target.target import AnyTarget
 
 DISTURBED_AT_ONCE = 1 << 20
 """Values of the inputs that a CPU disturbs at a time: 4 MiB, so that intermediate results stay in its caches. Results
@@ -75,10 +73,7 @@ class Theta:
             raise UsageError(f"theta must have a name of letters, digits and _, got {self.name!r}")
         numbers = (self.low, self.identity, self.high)
         if not all(math.isfinite(number) for number in numbers) or not self.low <= self.identity <= self.high:
-            raise UsageError(
-                f"theta {self.name!r} must have finite low <= identity <= high, got {self.low}, {self.identity}, "
-                f"{self.high}"
-            )
+            raise UsageError(f"theta {self.name!r} must have finite low <= identity <= high, got {numbers}")
         if self.low == self.high:
             raise UsageError(f"theta {self.name!r} must have low < high, got {self.low} twice: give it a range")
         for value in (self.low, self.high):
@@ -93,8 +88,7 @@ class Theta:
         lowest, highest = self.limits
         if not lowest <= value <= highest:
             raise UsageError(
-                f"theta {self.name!r} must lie in {lowest:g}..{highest:g}, got {value:g}: take a smaller magnitude or "
-                "range"
+                f"theta {self.name!r} must lie in {lowest:g}..{highest:g}, got {value:g}: lower the magnitude or range"
             )
 
     def between(self, low: float, high: float) -> Theta:
@@ -186,9 +180,7 @@ class Perturbation:
         if len(set(names)) < len(names):
             raise UsageError(f"perturbation {self.name!r} must name each theta once, got {', '.join(names)}")
         if self.theta_is_magnitude and len(self.theta) != 1 and self.inputs != "clip":  # which has one for each end
-            raise UsageError(
-                f"perturbation {self.name!r}: only a single theta can be the magnitude, got {len(self.theta)}"
-            )
+            raise UsageError(f"perturbation {self.name!r}: only one theta can be the magnitude, got {len(self.theta)}")
 
     @property
     def about(self) -> str:

@@ -5,8 +5,6 @@ looks the same at any resolution. Every function treats tests independently and 
 depend on theta.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any

@@ -5,8 +5,6 @@ shares of half the sampling rate, so that no perturbation has to know the rate. 
 mean is taken for silence, and its standard deviation for its level.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -5,8 +5,6 @@ the gradient in theta is that of the same change without rounding, so it is only
 fades in as `count` grows, and an integer moves like a number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

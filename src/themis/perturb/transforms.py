@@ -3,8 +3,6 @@
 Arguments that are a pair `(LOW, HIGH)`, from which the transform would draw a value, become theta.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import warnings
@@ -88,9 +86,7 @@ def read_transform(name: str, inside: str) -> Perturbation:
     call = read_call(spec, "perturb")
     ranges = {key: value for key, value in call.kwargs.items() if _is_range(value)}
     if call.args or not ranges:
-        raise UsageError(
-            f"{spec} must name its arguments and give one a range, which becomes theta: write for instance {EXAMPLE}"
-        )
+        raise UsageError(f"{spec} must name its arguments and give one a range, which becomes theta, as in {EXAMPLE}")
     lows, highs = ({key: value[end] for key, value in ranges.items()} for end in (0, 1))
 
     def make(values: dict[str, float]) -> Any:

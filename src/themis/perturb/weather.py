@@ -1,7 +1,5 @@
 """Weather: fog, frost on the lens, glare of the sun, shadows and darkness; rain, snow, and raindrops on the lens."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

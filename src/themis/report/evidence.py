@@ -1,7 +1,5 @@
 """Evidence about a run for an auditor: a model card, an ML-BOM, and the files that a signed statement is about."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterable
 from contextlib import closing
@@ -114,13 +112,9 @@ def _read(run: str | Path, most_pictures: int) -> Evidence:
         summary, rounds, progress = reader.summary(), reader.rounds(), read_progress(reader)
         state = reader.state(summary)
         if summary is None or state == "failed" or not rounds or progress is None:
-            raise UsageError(
-                f"evidence must be about a campaign that has ended, but {run} is {state}: let it end first"
-            )
+            raise UsageError(f"evidence must be about a campaign that has ended, but {run} is {state}: let it end")
         if summary["fault_rate"] is None:
-            raise UsageError(
-                f"evidence must have a fault rate, but {run} has no uniform tests: run it with a uniform_share above 0"
-            )
+            raise UsageError(f"evidence must have a fault rate, but {run} has no uniform tests: pass uniform_share=0.2")
         if (review := read_review(reader)) is not None:
             summary["review"] = review.as_dict()
         return Evidence(read_view(reader, most_pictures=most_pictures), reader.record, summary, progress, rounds[-1])

@@ -1,7 +1,5 @@
 """The report of a run: everything that it shows, and the page as one HTML file that needs no network connection."""
 
-from __future__ import annotations
-
 import json
 from base64 import b64encode
 from collections import Counter
@@ -245,9 +243,7 @@ def _commands(
     again = ShellCommand(f"themis run --config {folder}/config.yaml --out again", "Run the same campaign again")
     resume = ShellCommand(f"themis resume {folder}", "Resume the campaign where it stopped")
     faults = ShellCommand(f"themis faults {folder}", "List, sort and export the faults")
-    shrink = ShellCommand(
-        f"themis shrink {folder} --curve", "Find the smallest disturbances that still break the model"
-    )
+    shrink = ShellCommand(f"themis shrink {folder} --curve", "Find the smallest disturbances that break the model")
     is_cut_short = state in ("interrupted", "killed", "failed")
     commands = [*([again] if has_origin else []), *([resume] if is_cut_short else [])]
     commands += [faults, shrink] if has_faults else []
@@ -385,17 +381,13 @@ def breaking_curve(run: Reader, n_seeds: int) -> dict[str, Any] | None:
 
     They are from the best source: a robustness curve, shrunk faults or faults as found. None without faults.
     """
-    problem = (
-        "must hold shrunk faults as JSON, but it is damaged ({}): remove it, and write it again with themis shrink"
-    )
+    problem = "is damaged ({}): remove it, and write it again with themis shrink"
     shrunk = read_json(run.path / SHRUNK_FILE, _SHRUNK, problem) or {}  # by `themis shrink`, if it was run
     curve = shrunk.get("robustness")
     if curve:
         columns = (curve["strengths"], curve["share"], curve["low"], curve["high"])
         points = [[0.0, 1.0, 1.0, 1.0], *map(list, zip(*columns, strict=True))]
-        source = (
-            f"{curve['failed']:,} of {curve['seeds']:,} seeds broke, each at its smallest strength. {curve['caveat']}"
-        )
+        source = f"{curve['failed']:,} of {curve['seeds']:,} seeds broke, each at its least strength. {curve['caveat']}"
         return {
             "source": source,
             "points": _thinned(points),

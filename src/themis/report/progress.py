@@ -1,7 +1,5 @@
 """Progress: a live line in a terminal, plain lines elsewhere, and a summary at the end."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from time import perf_counter

@@ -1,7 +1,5 @@
 """Marking faults in the browser: a page with one fault at a time, served to this machine only, and its marks."""
 
-from __future__ import annotations
-
 import json
 from threading import Lock
 from typing import Any
@@ -11,9 +9,7 @@ from themis.report.page import render_page
 from themis.report.watch import HTML, JSON, PAGE, Response, Server, listen, policy
 from themis.runs.analysis import review
 from themis.runs.display.fault import answers, data_uri, describe_theta, is_picture, pictures
-from themis.runs.fault import Fault, gives_answers, name_answer, name_outcome
 from themis.runs.replay import Replayer
-from themis.text import percent
 
 SAMPLE = 100
 """Faults that a reviewer is shown by default."""
@@ -38,7 +34,6 @@ class Session:
         self.marks = review.read_marks(run, faults).get(self.reviewer, {})
         self.path, self.faults, self._identity = run.path, faults[:number], review.identity(run)
         self._replayer, self._lock, self._shown = replayer, Lock(), dict[int, tuple[str, ...]]()
-        self._task, self._classes = run.task, run.classes
         self._draw(self.first)
 
     @property
@@ -53,7 +48,7 @@ class Session:
                 result = str(review.read_review(self.path) or "No fault is marked.").split("\n")
                 return {**self._progress(), "result": result}
             fault = self.faults[k]
-            before, after = self._answers(fault)
+            before, after = answers(fault, named=True)
             facts = f"fault {fault.id}, seed {fault.seed_id}, {describe_theta(fault)}"
             facts += "" if fault.ssim is None else f", SSIM {fault.ssim:.3f}"
             clean, disturbed = self._draw(k)
@@ -77,15 +72,6 @@ class Session:
     def _progress(self) -> dict[str, Any]:
         n_marked = sum(fault.id in self.marks for fault in self.faults)
         return {"n": len(self.faults), "marked": n_marked, "first": self.first, "reviewer": self.reviewer}
-
-    def _answers(self, fault: Fault) -> tuple[str, str]:
-        before, after = answers(fault)
-        if fault.clean_answer is not None:
-            before = name_answer(self._task, fault.clean_answer, self._classes)
-        if gives_answers(self._task):
-            sure = f" ({percent(fault.confidence, 0)})" if fault.confidence == fault.confidence else ""
-            after = name_outcome(self._task, fault.answer, self._classes) + sure
-        return before, after
 
     def _draw(self, k: int) -> tuple[str, ...]:
         """The clean and the disturbed picture at a place, as stored, or made again."""

@@ -1,7 +1,5 @@
 """A contact sheet: an input under perturbations, one row each, with the strength increasing from left to right."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

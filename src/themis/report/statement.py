@@ -1,7 +1,5 @@
 """The statement that can be signed of a folder of evidence, its checksums, and whether the folder is unchanged."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Mapping

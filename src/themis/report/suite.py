@@ -1,7 +1,5 @@
 """The report of a suite: everything that its page shows, and the page as a single HTML file."""
 
-from __future__ import annotations
-
 import re
 from contextlib import closing
 from pathlib import Path

@@ -14,7 +14,7 @@ from shutil import copy
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from themis.campaign.callback import Callback, report_failure
-from themis.errors import MissingExtraError, ThemisError, UsageError, nearest
+from themis.errors import ThemisError, UsageError, nearest, needs_extra
 from themis.settings import policy_name
 from themis.version import __version__
 
@@ -47,13 +47,8 @@ class Tracker(Callback):
     is_open = False
 
     def __init__(self, *, run: str | Path | None = None, n_pictures: int = 8, stays_open: bool = False) -> None:
-        try:
-            with no_warnings():
-                import_module(self.name)  # now, before the clock of the campaign starts
-        except ImportError as error:
-            remedy = f'pip install "themis-dl[{self.name}]"'
-            text = f"the tracker {self.name} needs {self.name}, which is not installed: {remedy}"
-            raise MissingExtraError(text) from error
+        with needs_extra(self.name, f"the tracker needs {self.name}, which is not installed"), no_warnings():
+            import_module(self.name)  # now, before the clock of the campaign starts
         self.run, self.n_pictures, self.stays_open = None if run is None else Path(run), n_pictures, stays_open
 
     @abstractmethod

@@ -4,8 +4,6 @@ Weights and data have a hash. The code of a model, of its preprocessing and of a
 known by the inputs and outputs of a few tests that the run recorded.
 """
 
-from __future__ import annotations
-
 import ctypes
 import platform
 from collections.abc import Iterator

@@ -275,10 +275,7 @@ def slices_of(run: Reader, slice_by: str) -> tuple[SliceRate, ...]:
         raise UsageError(f"slice_by needs a run without decide, but {run.path} has one: run it again without")
     progress = read_progress(run)
     if progress is None or progress.seeds is None:
-        raise UsageError(
-            f"slice_by needs a run of this version of Themis that has run a test, but {run.path} is none: run it again "
-            "with --slice-by"
-        )
+        raise UsageError(f"slice_by needs tests by this version of Themis, but {run.path} has none: run it again")
     columns = progress.seeds.columns(slice_by, run.record["start"].get("classes"))
     return progress.seeds.rates(columns, progress.uniform_tests_by_seed, progress.uniform_faults_by_seed)
 
@@ -361,10 +358,7 @@ def parse_progress(checkpoint: Checkpoint, n_neurons: int | None = None) -> Save
         check_form(checkpoint.values, PROGRESS, "its values")
         return _parse(checkpoint, n_neurons)
     except ValueError as error:
-        raise StoreError(
-            f"the checkpoint of a run must hold the progress of its campaign, but {error}: restore the run folder from "
-            "a copy"
-        ) from error
+        raise StoreError(f"the checkpoint of a run is damaged: {error}; restore the run folder from a copy") from error
 
 
 def _parse(checkpoint: Checkpoint, n_neurons: int | None) -> SavedProgress:

@@ -169,9 +169,7 @@ class Fault:
     def replay(self) -> Replay:
         """Run the test again."""
         if self._handle is None:
-            raise UsageError(
-                "a fault must belong to a run to be replayed, but this one does not: take it from run.faults"
-            )
+            raise UsageError("a replayed fault must belong to a run, but this one does not: take it from run.faults")
         return self._handle.replay(self)
 
     def shown(self) -> FaultInputs | None:
@@ -198,6 +196,10 @@ class Fault:
         if self._task != "against":
             return None
         return -1 if self.value is None else int(self.value)
+
+    def name(self, answer: int) -> str:
+        """An answer of the model, by the name of its class if that is known."""
+        return name_answer(self._task, answer, self._classes)
 
     def as_dict(self) -> dict[str, Any]:
         """The fault as plain data."""

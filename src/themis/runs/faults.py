@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from themis.errors import MissingExtraError, UsageError
+from themis.errors import UsageError, needs_extra
 from themis.runs.fault import PLAIN_COLUMNS, Fault
 
 if TYPE_CHECKING:
@@ -136,10 +136,8 @@ class Faults(Sequence[Fault]):
 
         The columns are named as in the run's database and its exports; unknown values are missing.
         """
-        try:
+        with needs_extra("notebook", "a DataFrame needs pandas"):
             pd: Any = import_module("pandas")
-        except ImportError as error:
-            raise MissingExtraError('a DataFrame needs pandas: pip install "themis-dl[notebook]"') from error
         columns: dict[str, Any] = {}
         for column in PLAIN_COLUMNS:
             name, values = column.name, self.columns[column.name] if self._n else np.zeros(0, column.dtype)

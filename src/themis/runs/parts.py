@@ -80,9 +80,7 @@ class SeedSplit:
         """The seeds in data that was read again whose ids are in the search part."""
         is_searched = np.isin(seeds.seed_id.numpy(), self.seed_id[self.part == PARTS.index("search")])
         if not is_searched.any():
-            raise DataError(
-                f"the data must hold the seeds that were searched, got {len(seeds)} other seeds: give the run's data"
-            )
+            raise DataError(f"the data must hold the searched seeds, got {len(seeds)} other seeds: give the run's data")
         return seeds[torch.from_numpy(np.flatnonzero(is_searched))].in_memory()
 
     def as_bytes(self) -> bytes:
@@ -176,12 +174,10 @@ def _check_same(seeds: Seeds, known: SeedSplit | Seeds) -> None:
     """Raise an error if the data is not the data that was split."""
     rule = "the data must be the data that was split before the campaign"
     if not np.array_equal(seeds.seed_id, known.seed_id):
-        raise DataError(
-            f"{rule}, which had {len(known.seed_id):,} seeds, got {len(seeds):,} other seeds: give the run's data"
-        )
+        raise DataError(f"{rule}, which had {len(known.seed_id):,} seeds, got {len(seeds):,} others: pass the run's")
     differs = seed_hashes(seeds) != (known.hashes if isinstance(known, SeedSplit) else seed_hashes(known))
     if differs.any():
         raise DataError(
-            f"{rule}, {int(differs.sum()):,} of {len(seeds):,} seeds have different content "
+            f"{rule}, {int(differs.sum()):,} of {len(seeds):,} seeds differ "
             f"({list_seeds(seeds, differs)}): give the run's data"
         )

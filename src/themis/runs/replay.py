@@ -1,7 +1,5 @@
 """Running the tests of a run again, in the process of its campaign or from its folder; opening run folders."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -361,12 +359,10 @@ def read_run(handle: Replayer) -> Run:
     run = handle.run
     summary, rounds, progress = run.summary(), run.rounds(), read_progress(run)
     if not rounds:
-        raise UsageError(
-            f"a run must have finished a round to be opened, but {run.path} has none yet: wait for the first one"
-        )
+        raise UsageError(f"a run must have finished a round, but {run.path} has none yet: wait for the first one")
     state = run.state(summary)
     is_weighted = run.record["settings"].get("seed_weights") is not None
-    figures, estimates = summary or {}, uniform_estimates(summary, progress, rounds, is_weighted=is_weighted)
+    figures = summary or {}
     criterion = figures.get("criterion") or {}
     of_run = {*RUN_FIGURES, *(run.record["start"].get("criterion") or {})}
     return Run(
@@ -375,9 +371,7 @@ def read_run(handle: Replayer) -> Run:
         faults=run.faults(handle=handle),
         rounds=rounds,
         start=_start(run.record),
-        fault_rate=estimates.fault_rate,
-        residual_risk=estimates.residual_risk,
-        residual_risk_uniform=estimates.residual_risk_uniform,
+        **vars(uniform_estimates(summary, progress, rounds, is_weighted=is_weighted)),
         **final_figures(summary),
         near_ties=[] if progress is None else progress.near_ties,
         seconds=phase_seconds(summary, progress) or Seconds(0.0, 0.0, 0.0, 0.0),
@@ -403,9 +397,7 @@ def as_run(run: AnyRun, trust: Trusted = False) -> Run:
 def live_handle(run: Run) -> LiveRun:
     """The handle of a run of this process; a run that was opened from a folder is refused."""
     if not isinstance(run.faults.handle, LiveRun):
-        raise UsageError(
-            "the run must have been made by this process, but it was not: pass the folder it was written to"
-        )
+        raise UsageError("the run must have been made by this process, but it was not: pass its folder")
     return run.faults.handle
 
 
@@ -459,9 +451,7 @@ def recorded_perturbation(run: Reader, requested: str | Perturbation | None, per
         reason = str(error)
     if requested is None:
         raise UsageError(f"the run's perturbation {name!r} is not known by name here: pass perturbation=... ({reason})")
-    raise UsageError(
-        f"the perturbation must be the run's {name!r} with theta {run.ranges}, got {chosen.name!r} with {ranges}"
-    )
+    raise UsageError(f"the run's perturbation is {name!r} with theta {run.ranges}, got {chosen.name!r} with {ranges}")
 
 
 def _gap(a: Tensor, b: Tensor) -> float:
@@ -496,6 +486,4 @@ def _theta(plain: dict[str, Any]) -> Theta:
     try:
         return Theta(**{**plain, "limits": limits})
     except UsageError as error:
-        raise StoreError(
-            f"the theta of a run must be valid, but {error}; restore the run folder from a copy"
-        ) from error
+        raise StoreError(f"the theta of a run must be valid, but {error}; restore the run from a copy") from error

@@ -254,9 +254,7 @@ class Run:
     def handle(self) -> RunHandle:
         """Gives access to the model and the seeds, so that tests can be run again."""
         if self.faults.handle is None:
-            raise UsageError(
-                "the run must know its model and data, but it knows neither: pass the folder it is stored in"
-            )
+            raise UsageError("the run must know its model and data, but knows neither: pass the folder it is stored in")
         return self.faults.handle
 
     @property

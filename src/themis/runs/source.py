@@ -53,23 +53,17 @@ class Origin:
         None, "CSV file with the type, range and allowed changes of each column of a table: name,kind,low,high,change"
     )
     classes: list[str] | None = option(
-        None, "names of the classes in order, such as cat,dog,owl (default: the names in the data)"
+        None, "names of the classes in order, such as cat,dog,owl (default: those in the data)"
     )
-    bounds: tuple[float, float] = option(
-        (0.0, 1.0), "range of a raw input, such as 0,255; auto takes that of a table's features"
-    )
-    mean: list[float] | None = option(
-        None, "mean of the normalisation: one number, or one per channel such as 0.4,0.5,0.4"
-    )
+    bounds: tuple[float, float] = option((0.0, 1.0), "range of a raw input, such as 0,255; auto takes that of a table")
+    mean: list[float] | None = option(None, "mean of the normalisation: one number, or one per channel: 0.4,0.5,0.4")
     std: list[float] | None = option(None, "standard deviation of the normalisation: one number, or one per channel")
     label_order: list[int] | None = option(
-        None, "the label that each output stands for, such as 2,0,1, if the labels are in another order"
+        None, "label of each output, such as 2,0,1, if the labels have another order"
     )
-    channels: str = option(
-        "auto", "where the model expects the channels of a picture: first, last, or auto, which asks a Keras model"
-    )
+    channels: str = option("auto", "where the model expects channels: first, last, or auto, which asks a Keras model")
     perturbed: str | None = option(
-        None, "name or position of the input to perturb, if the data has several inputs per example"
+        None, "name or position of the input to perturb, if the data has several per example"
     )
     output: str | None = option(
         None,
@@ -77,7 +71,7 @@ class Origin:
         "the only tensor); or the form of a detector's result: torchvision, yolo, yolov5, detr, rows",
     )
     layers: list[str] | None = option(
-        None, "layers to measure, as glob patterns such as conv*,fc1 (default: all layers with activations)"
+        None, "layers to measure, as glob patterns such as conv*,fc1 (default: all with activations)"
     )
     neurons: str = option("element", "what counts as a neuron: element or channel")
     oracle: str = option(
@@ -85,12 +79,10 @@ class Origin:
         "what counts as a fault: auto, wrong, changed, top5, threshold:0.5, regression:0.1, ... or module:function",
     )
     autocast: str | None = option(
-        None, "run the model with fewer bits where torch.autocast considers that safe: bfloat16 or float16"
+        None, "run with fewer bits where torch.autocast considers that safe: bfloat16 or float16"
     )
     device: str | None = option(None, "cpu or cuda (default: the device of the model)")
-    folder: str | None = option(
-        None, "folder in which modules and relative paths are looked up (default: the current folder)"
-    )
+    folder: str | None = option(None, "folder of modules and relative paths (default: the current folder)")
     trust: list[str] | None = option(
         None,
         "files and run folders whose code may run: a pickled model, a checkpoint or a .pt2 contains code, and a run "

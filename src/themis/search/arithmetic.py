@@ -11,8 +11,6 @@ outcomes seen once, in the manner of Good and Turing. A seed's first fault count
 failing seed.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from themis.measure.tests import Bools, Floats, Ints, Results

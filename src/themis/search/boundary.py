@@ -1,7 +1,5 @@
 """The search against a reference: two models that are alike disagree where both are about to change their answer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

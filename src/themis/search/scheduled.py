@@ -1,7 +1,5 @@
 """The default search: seeds by their chance of a new fault, theta by the kind of proposal that has paid off."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The simple policies: random testing, which every search must beat, and corners."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from themis.measure.tests import Ints, Results, Tests

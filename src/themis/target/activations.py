@@ -5,8 +5,6 @@ every call of a module that is called several times. Hooks only tell in which mo
 after every pass.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
@@ -293,13 +291,9 @@ def _match(
     for pattern in patterns:
         matches = [name for name in names if fnmatchcase(name, pattern)]
         if not matches:
-            raise UsageError(
-                f"layers: each pattern must match a layer, but {pattern!r} matches none: {nearest(pattern, names)}"
-            )
+            raise UsageError(f"layers must match names, but {pattern!r} matches none: {nearest(pattern, names)}")
         if without := [name for name in matches if not has_batch[name]]:
-            raise UsageError(
-                f"layers: the first dimension of a layer must be the batch, that of {without[0]!r} is not: leave it out"
-            )
+            raise UsageError(f"layers: the first dimension must be the batch, that of {without[0]!r} is not: omit it")
     chosen: dict[tuple[int, int, int], TracedActivation] = {}
     for traced in activations:
         if any(fnmatchcase(traced.name, pattern) for pattern in patterns):

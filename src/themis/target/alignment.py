@@ -1,7 +1,5 @@
 """Bring a model and its data together: the bounds of a table, the order of classes, and the place of the channels."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import is_dataclass, replace
@@ -88,9 +86,7 @@ def _perturbing(target: AnyTarget, seeds: Seeds) -> Seeds:
     key: str | int | None = getattr(target, "perturbed", None)
     if seeds.others is None:
         if key is not None:
-            raise UsageError(
-                f"perturbed names one of several inputs per example, but the data has one, got {key!r}: leave it out"
-            )
+            raise UsageError(f"perturbed names one of several inputs, but the data has one, got {key!r}: leave it out")
         return seeds
     takes_one = isinstance(target, BlackBox) and isinstance(target.predict, Estimator | OnnxModel)
     if takes_one or not isinstance(target, Target | BlackBox):

@@ -1,7 +1,5 @@
 """Any function as a target: ONNX, another framework, a remote service."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
@@ -82,8 +80,7 @@ class BlackBox(TargetOptions):
             raise UsageError(f"BlackBox: predict must be a function of an array, got {type(self.predict).__name__}")
         if isinstance(self.output, str | int) and self.output not in DETECTION_FORMS:
             raise UsageError(
-                f"BlackBox: output must be a function, Detections, or one of {', '.join(DETECTION_FORMS)}, got "
-                f"{self.output!r}"
+                f"output must be a function, Detections or one of {', '.join(DETECTION_FORMS)}, got {self.output!r}"
             )
         self.settle(self.output)
         if self.batch_size is not None:
@@ -209,9 +206,7 @@ class BlackBox(TargetOptions):
         detections = detections_in(result, self.output)
         if detections is not None:
             if self.output is None and self.preprocess is not None:
-                raise UsageError(
-                    "BlackBox: a detector with a preprocess function must name its form: pass output='rows' or another"
-                )
+                raise UsageError("BlackBox: a detector with preprocess must name its form, such as output='rows'")
             return detections.read(result, inputs.shape[-2:], inputs.shape)
         pick: Any = self.output
         scores = as_tensor(result if pick is None else pick(result), "the output")

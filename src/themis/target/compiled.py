@@ -1,7 +1,5 @@
 """Activations of compiled models, TorchScript and torch.export, whose function calls Python does not see."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -245,8 +243,7 @@ def _refuse_training_mode(operators: Iterator[tuple[str, Sequence[Any]]]) -> Non
     for name, arguments in operators:
         if name in MODE_ARGUMENT and True in arguments[MODE_ARGUMENT[name] :][:1]:
             raise ModelError(
-                f"the program must be deterministic, but its {name} is in training mode: call model.eval() before "
-                "tracing or exporting it"
+                f"a program must be deterministic, but {name} is in training mode: call model.eval() first"
             )
 
 

@@ -1,7 +1,5 @@
 """Detections in what a detector returns, as one tensor `[inputs, n, 6]` that oracles compare."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -65,9 +63,7 @@ class Detections:
         raw inputs, to whose height and width the detections returned refer.
         """
         if len(shape) != 4:
-            raise DataError(
-                f"a detector needs pictures [channels, height, width], got inputs {list(shape[1:])}: reshape them"
-            )
+            raise DataError(f"a detector needs pictures [channels, height, width], got {list(shape[1:])}: reshape them")
         form: str | None = self.form
         if form == "auto":
             form = recognise(result) or ("rows" if _are_rows(result) else None)

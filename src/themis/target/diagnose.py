@@ -5,8 +5,6 @@ nothing raises, and the campaign tests a model that was broken from the start. E
 not guessed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Models of other libraries as functions for a black box: estimators and boosters, and models of MAITE."""
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 from typing import Any
@@ -98,9 +96,7 @@ class Estimator:
         import pandas  # type: ignore[import-untyped, unused-ignore]
 
         if inputs.shape[1:] != (len(self.names or ()),):
-            raise ModelError(
-                f"the estimator expects {len(self.names or ())} features, got inputs of shape {list(inputs.shape[1:])}"
-            )
+            raise ModelError(f"the estimator expects {len(self.names or ())} features, got {list(inputs.shape[1:])}")
         return pandas.DataFrame(inputs, columns=self.names)
 
 

@@ -1,7 +1,5 @@
 """A Triton kernel for the means of channels: each activation is read once, at the speed of memory."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

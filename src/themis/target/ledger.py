@@ -113,9 +113,7 @@ def read_ledger(weights: Path) -> Ledger:
     except (KeyError, ValueError, TypeError, binascii.Error):
         is_intact = False
     if not is_intact:
-        raise DataError(
-            f"{weights} must list the seeds that it was trained on, but its ledger is damaged: restore it from a copy"
-        )
+        raise DataError(f"{weights} must list the seeds that it was trained on, but its ledger is damaged: restore it")
     return Ledger(hashes)
 
 

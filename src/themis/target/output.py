@@ -1,7 +1,5 @@
 """Which entry of a model's result holds its scores."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -63,10 +61,7 @@ def in_label_order(scores: Tensor, order: Sequence[int] | None) -> Tensor:
     if order is None:
         return scores
     if scores.ndim < 2 or scores.shape[1] != len(order):
-        raise UsageError(
-            f"label_order must have one label for each output, got {len(order)} for outputs of shape "
-            f"{list(scores.shape[1:])}"
-        )
+        raise UsageError(f"label_order must have a label per output, got {len(order)} for {list(scores.shape[1:])}")
     places = sorted(range(len(order)), key=order.__getitem__)
     return scores[:, torch.tensor(places, device=scores.device)]
 

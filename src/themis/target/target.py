@@ -154,15 +154,11 @@ class TargetOptions:
         choose_oracle(self.oracle)  # refuses an unknown name
         if self.preprocess is not None and not callable(self.preprocess):
             raise UsageError(
-                "preprocess must be a function of a batch of inputs, such as themis.Normalize(mean, std), got "
-                f"{self.preprocess!r}"
+                f"preprocess must be a function, such as themis.Normalize(mean, std), got {self.preprocess!r}"
             )
         order = self.label_order
         if order is not None and sorted(order) != list(range(len(order))):
-            raise UsageError(
-                f"label_order must hold each label from 0 on once, got {list(order)[:20]}: give the label of each "
-                "output"
-            )
+            raise UsageError(f"label_order must hold each label from 0 on once, got {list(order)[:20]}: one per output")
         for name, value in settled.items():
             object.__setattr__(self, name, value)
 
@@ -365,9 +361,7 @@ class Target(TargetOptions):
     def scores(self, result: Any) -> Tensor:
         """Return the scores in what the module returned."""
         if isinstance(self.output, Detections) or detections_in(result, self.output):
-            raise UsageError(
-                "the answers of a detector are boxes, which have no scores by class: use another criterion"
-            )
+            raise UsageError("the answers of a detector are boxes, not scores by class: use another criterion")
         scores, entry = pick_scores(result, self.output)
         object.__setattr__(self, "_entry", entry)
         return in_label_order(scores, self.label_order)

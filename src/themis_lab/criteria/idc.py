@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from themis.errors import DataError, MissingExtraError, UsageError, warn
+from themis.errors import DataError, UsageError, needs_extra, warn
 from themis.options import check_count
 from themis.target.target import AnyTarget
 from themis_lab.criteria.covering import Covering, first_hits, mark_tests
@@ -133,11 +133,9 @@ class IDC(Covering):
 
     def _cluster(self, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The centroids of a neuron's sorted training activations, ascending."""
-        try:
+        with needs_extra("lrp", "idc needs scikit-learn"):
             from sklearn.cluster import KMeans
             from sklearn.metrics import silhouette_score
-        except ImportError:
-            raise MissingExtraError("idc needs scikit-learn: pip install 'themis-dl[lrp]'") from None
         centroids, best = values[:1], -math.inf
         sample = _thin(np.arange(len(values)), self.silhouette_sample)
         for k in range(2, min(self.max_clusters, len(np.unique(values))) + 1):

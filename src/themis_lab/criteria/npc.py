@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from themis.errors import DataError, MissingExtraError, ModelError, UsageError
+from themis.errors import DataError, ModelError, UsageError, needs_extra
 from themis.options import check_count
 from themis.target.activations import OUTPUT, Layer
 from themis_lab.criteria.covering import Covering
@@ -156,10 +156,8 @@ def clusters(paths: Tensor, max_clusters: int) -> Tensor:
     n = min(max_clusters, len(torch.unique(paths, dim=0)))
     if n == 1:
         return torch.zeros(len(paths), dtype=torch.int64, device=paths.device)
-    try:
+    with needs_extra("lrp", "npc needs scikit-learn"):
         from sklearn.cluster import KMeans
-    except ImportError as error:
-        raise MissingExtraError("npc needs scikit-learn: pip install 'themis-dl[lrp]'") from error
     fitted = KMeans(n, n_init=10, random_state=0).fit(paths.cpu().float().numpy())
     return torch.as_tensor(fitted.labels_, dtype=torch.int64, device=paths.device)
 

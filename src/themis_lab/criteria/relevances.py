@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from themis.errors import DataError, MissingExtraError, ModelError, UsageError, nearest
+from themis.errors import DataError, MissingExtraError, ModelError, UsageError, nearest, needs_extra
 from themis.target.activations import ACTIVATION_NAMES, OUTPUT, ActivationTracer, Layer
 from themis.target.target import AnyTarget, Target
 
@@ -42,10 +42,8 @@ class Lrp:
     """
 
     def __init__(self, target: Target, layer: str) -> None:
-        try:
+        with needs_extra("lrp", "relevance by LRP needs captum"):
             import captum.attr  # noqa: F401
-        except ImportError:
-            raise MissingExtraError("relevance by LRP needs captum: pip install 'themis-dl[lrp]'") from None
         if not isinstance(target.tracer, ActivationTracer):
             raise UncoveredError("a compiled model has no modules to put rules on")
         try:

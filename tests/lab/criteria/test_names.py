@@ -40,7 +40,7 @@ def test_a_list_needs_no_quotes():
     ("text", "message"),
     [
         ("kmcn", "criterion must be a known name, got 'kmcn': did you mean 'kmnc'"),
-        ("kmnc(k", "criterion must be a name, optionally with options in brackets"),
+        ("kmnc(k", "criterion must be a name, perhaps with options"),
         ("kmnc(100)", "options must be NAME=VALUE, got '100'"),
         ("kmnc(sections=100)", "kmnc: unknown option 'sections'"),
         ("kmnc(variant=deepgauge2)", "variant must be a known name, got 'deepgauge2'"),

@@ -202,7 +202,7 @@ WRONG = {
     "train without a criterion": ({"train": torch.rand(3, 1, 8, 8)}, "train is data that a criterion learns from"),
     "unknown criterion": ({"criterion": "kmcn"}, "got 'kmcn': did you mean 'kmnc'?"),
     "unknown option": ({"criterion": "kmnc(q=3)"}, "kmnc: unknown option 'q'"),
-    "not in words": ({"criterion": "kmnc(k"}, "criterion must be a name, optionally with options in brackets"),
+    "not in words": ({"criterion": "kmnc(k"}, "criterion must be a name, perhaps with options"),
     "no rivals": ({"policy": "deepxplore"}, "compares the target with other models, got none: pass rivals="),
     "rivals of another policy": ({"rivals": [Seen()]}, "rivals are models that some policies compare"),
     "deepxplore with another criterion": (

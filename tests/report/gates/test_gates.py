@@ -180,7 +180,7 @@ def test_figures_that_a_run_does_not_have_are_refused(run, tmp_path):
     alone = campaign(uniform_share=0.0, out=tmp_path / "searched")
     with pytest.raises(UsageError, match="needs uniform tests, but the run has none: run it with --uniform-share"):
         check_gates(alone, Gates.of(max_fault_rate=0.5))
-    with pytest.raises(UsageError, match="needs uniform tests, but uniform_share is 0"):
+    with pytest.raises(UsageError, match="needs a uniform_share above 0"):
         Gates.of(max_fault_rate=0.5).check_ahead(0.0)
     with pytest.raises(UsageError, match="no uniform tests: run it with --uniform-share"):
         check_gates(tmp_path / "searched", Gates.of("coverage_uniform=0.5"))
@@ -216,11 +216,11 @@ def test_a_criterion_is_gated_by_its_score():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"fail_under": "coverag=0.9"}, "known metric, got 'coverag': did you mean 'coverage'"),
+        ({"fail_under": "coverag=0.9"}, "known METRIC=NUMBER, got 'coverag': did you mean 'coverage'"),
         ({"fail_under": "coverage"}, "METRIC=NUMBER, got no number for coverage: write coverage=0.99"),
         ({"fail_under": "coverage=much"}, "METRIC=NUMBER"),
-        ({"fail_under": "coverage=97.5"}, "must lie in 0..1, got 97.5: write coverage=0.975 for 97.5%"),
-        ({"fail_under": "coverage=-1"}, "must lie in 0..1, got -1: write coverage=0.99 for 99%"),
+        ({"fail_under": "coverage=97.5"}, "must lie in 0..1, got 97.5: use coverage=0.975 for 97.5%"),
+        ({"fail_under": "coverage=-1"}, "must lie in 0..1, got -1: use coverage=0.99 for 99%"),
         ({"max_fault_rate": 5}, "max_fault_rate must lie in 0..1, got 5: write 0.05 for 5%"),
         ({"max_new_faults": -1, "baseline": "x"}, "max_new_faults must be 0 or more"),
         ({"max_new_faults": 0}, "max_new_faults and baseline must be given together, but baseline is missing"),
@@ -247,7 +247,7 @@ def test_runs_that_cannot_be_checked_are_refused_with_a_reason(copy, tmp_path):
         check_gates(copy, Gates.of(max_new_faults=0, baseline=tmp_path / "nowhere"))
     with pytest.raises(UsageError, match=r"a run must be a folder with run.sqlite"):
         check_gates(tmp_path / "nowhere", Gates.of())
-    messages = {"[]": "the summary must be an object with names and values", "{": "must be JSON, but it is damaged"}
+    messages = {"[]": "its content must be an object with names and values", "{": "is damaged"}
     for damage, says in messages.items():
         (copy / "summary.json").write_text(damage)
         with pytest.raises(StoreError, match=says):

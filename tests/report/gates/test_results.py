@@ -44,7 +44,7 @@ def test_a_file_of_others_is_neither_replaced_nor_shown(here, capsys):
     assert main(["gate", "one", "--max-fault-rate", "1"]) == 0
     assert "could not record the gates in one" in capsys.readouterr().err
     assert json.loads((here / "one/gates.json").read_text()) == {"mine": 1}
-    with pytest.raises(StoreError, match="must hold the results of gates as JSON"):
+    with pytest.raises(StoreError, match="is damaged"):
         read_view("one")
 
 

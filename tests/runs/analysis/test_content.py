@@ -115,5 +115,5 @@ def test_wrong_use_is_refused_in_one_line(found, capsys, arguments, message):
 
 def test_a_model_without_hidden_layers_is_refused():
     run = themis.run(nn.Linear(6, 3), torch.rand(60, 6), "gaussian", magnitude=0.6, max_tests=300)
-    with pytest.raises(UsageError, match="has only its output"):
+    with pytest.raises(UsageError, match="this one has none"):
         group_by_content(run)

@@ -59,7 +59,7 @@ def test_unequal_budgets_of_suites_are_noted_once(tmp_path):
 
 
 def test_other_data_is_refused():
-    with pytest.raises(DataError, match="must have had the same data"):
+    with pytest.raises(DataError, match="need the same data"):
         themis.diff(campaign("random"), campaign("random", data=seeds(100)))
 
 

@@ -154,7 +154,7 @@ def test_runs_that_cannot_be_compared_are_refused_with_a_remedy(base):
         themis.diff(base, base, kind="other")
     with pytest.raises(UsageError, match="tests must be 1 or more"):
         themis.diff(base, base, tests=0)
-    with pytest.raises(UsageError, match="the same model, but the models' hashes differ"):
+    with pytest.raises(UsageError, match="the same model, but the hashes differ"):
         themis.diff(base, campaign(0.45), kind="techniques")
 
 

@@ -160,9 +160,9 @@ def test_shares_of_classes_are_divided_among_their_seeds():
     [
         ("class", "must have the share of each"),
         ("class=cow:1", "'cow' must be a value of a seed"),
-        ("class=cat", "must have VALUE:SHARE"),
-        ("class=cat:0", "not all of them 0"),
-        ("class=cat:-1,dog:2", "must be numbers from 0"),
+        ("class=cat", "needs VALUE:SHARE"),
+        ("class=cat:0", "not all 0"),
+        ("class=cat:-1,dog:2", "must be 0 or more"),
         ("often", "must be FILE:COLUMN"),
         ("missing.csv:often", "must name a CSV table"),
         ("/dev/zero:often", "must name a CSV table"),

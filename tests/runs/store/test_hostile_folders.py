@@ -116,7 +116,7 @@ def test_a_lock_that_is_a_pipe_is_not_waited_for(folder, capsys):
 
 def test_deep_json_is_refused(folder, capsys):
     (folder / "summary.json").write_text("[" * 100_000)
-    assert "summary.json must be JSON, but it is damaged: it has more than 40 levels" in refused(folder, capsys)
+    assert "summary.json is damaged: it has more than 40 levels" in refused(folder, capsys)
 
 
 VALUES = {
@@ -168,7 +168,7 @@ def test_a_wrong_value_in_the_record_is_named(folder, capsys, name):
 def test_a_wrong_value_of_a_fault_is_named(folder, capsys, column, value):
     change(folder, f"UPDATE faults SET {column} = {value} WHERE id = 14")
     for words in (["report"], ["faults"], ["groups"]):
-        assert f"fault 14 has an invalid value in the column {column};" in refused(folder, capsys, *words)
+        assert f"fault 14 has an invalid {column};" in refused(folder, capsys, *words)
 
 
 def test_a_wrong_value_of_a_round_or_a_checkpoint_is_named(folder, capsys):
@@ -194,7 +194,7 @@ def test_a_changed_state_is_refused(tmp_path, capsys):
 def test_a_wrong_value_in_the_summary_is_named(folder, capsys):
     path = folder / "summary.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "fault_rate": {"value": 0.1}}))
-    assert "summary.json is damaged: the summary.fault_rate must have 'low', which is missing" in refused(
+    assert "summary.json is damaged: its content.fault_rate must have 'low', which is missing" in refused(
         folder, capsys
     )
 

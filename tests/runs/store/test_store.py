@@ -351,7 +351,7 @@ def test_another_schema_is_refused_and_left_unchanged(stored, tmp_path, version,
     before = (tmp_path / "run/run.sqlite").read_bytes()
     for attempt in (Reader, themis.resume):
         with pytest.raises(
-            StoreError, match=f"must have schema {SCHEMA}, but it has {version}: {whose} version of Themis wrote it"
+            StoreError, match=f"must have schema {SCHEMA}, but it has {version}: {whose} Themis wrote it"
         ):
             attempt(tmp_path / "run")
     assert (tmp_path / "run/run.sqlite").read_bytes() == before
@@ -364,7 +364,7 @@ def test_damaged_files_are_reported(stored, trained, tmp_path):
     model, digits = trained
     for name, file, message in (
         ("database", "run.sqlite", "run.sqlite cannot be read"),
-        ("state", "state/*.safetensors", "must be a safetensors file, but it is damaged"),
+        ("state", "state/*.safetensors", "is damaged"),
     ):
         shutil.copytree(stored[0], tmp_path / name)
         (damaged,) = (tmp_path / name).glob(file)

@@ -152,7 +152,7 @@ HOSTILE = {
     "torch.export in training mode": (
         lambda: files.export(net=files.make_net()),
         "--model net.pt2 --trust net.pt2",
-        "its dropout is in training mode: call model.eval() before",
+        "dropout is in training mode: call model.eval() first",
     ),
     "text for ONNX": (text("net.onnx"), "--model net.onnx", "net.onnx must be an ONNX model, but it cannot be read"),
     "empty ONNX": (empty("net.onnx"), "--model net.onnx", "net.onnx must be an ONNX model, but it has no graph"),
@@ -161,7 +161,7 @@ HOSTILE = {
     "an ONNX operator of its own": (
         partial(files.onnx, last="Frobnicate"),
         "--model net.onnx",
-        "net.onnx must be an ONNX model that onnxruntime can run",
+        "net.onnx must be a model that onnxruntime can run",
     ),
     "weights beside ONNX": (
         lambda: (files.onnx(), files.state()),

@@ -116,7 +116,7 @@ def test_a_replaced_file_is_no_longer_trusted(capsys):
     assert main([*RUN.split(), "300", "--model", "whole.pt", "--trust", "whole.pt"]) == 0
     files.harmful()
     assert main(["resume", "first", "--max-tests", "600", "--quiet"]) == 3
-    assert "whole.pt must be the file that was trusted, but it has changed since" in capsys.readouterr().err
+    assert "whole.pt must be as it was trusted, but has changed" in capsys.readouterr().err
     assert not Path("harm").exists()
 
 

@@ -95,7 +95,7 @@ def test_the_scores_are_the_logits_or_the_output_that_is_named(tmp_path):
         model = OnnxModel(other).choose(name)
         assert (model(x)[0] == value).all()
     assert model.entry == "entry 'last' of what the model returns, beside 'first'"
-    with pytest.raises(ModelError, match=r"--output must name an output of .*, got 'x': known: first, last"):
+    with pytest.raises(ModelError, match=r"must have the --output 'x', but it has first, last"):
         OnnxModel(other).choose("x")
 
 

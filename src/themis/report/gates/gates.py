@@ -151,9 +151,7 @@ class Gates:
     def check_ahead(self, uniform_share: float, perturbation: str | None = None) -> None:
         """Refuse gates that could not be checked after a campaign, before it runs; `perturbation` is its code."""
         if self.max_fault_rate is not None and uniform_share == 0:
-            raise UsageError(
-                "max_fault_rate needs uniform tests, but uniform_share is 0: set it to 0.2, or remove the gate"
-            )
+            raise UsageError("max_fault_rate needs a uniform_share above 0: set it to 0.2, or remove the gate")
         if isinstance(self.baseline, str | Path):
             with closing(open_baseline(self.baseline)) as run:
                 recorded = run.record["perturbation_code"]
@@ -192,16 +190,12 @@ def _number(text: str) -> float:
 def _checked(name: str, least: float) -> float:
     if name not in METRICS:
         remedy = f"write coverage={name}, or " if name.replace(".", "", 1).isdigit() else ""
-        raise UsageError(
-            f"fail_under must be METRIC=NUMBER with a known metric, got {name!r}: {remedy}{nearest(name, METRICS)}"
-        )
+        raise UsageError(f"fail_under needs a known METRIC=NUMBER, got {name!r}: {remedy}{nearest(name, METRICS)}")
     if not math.isfinite(least):
         raise UsageError(f"fail_under must be METRIC=NUMBER, got no number for {name}: write {name}=0.99")
     if name != "criterion" and not 0 <= least <= 1:
         meant = least if 1 < least <= 100 else 99.0
-        raise UsageError(
-            f"fail_under {name} must lie in 0..1, got {least:g}: write {name}={meant / 100:g} for {meant:g}%"
-        )
+        raise UsageError(f"{name} must lie in 0..1, got {least:g}: use {name}={meant / 100:g} for {meant:g}%")
     return float(least)
 
 
@@ -275,9 +269,7 @@ def _require_end(run: Run, name: str) -> None:
     if run.stop_reason == "running":
         raise UsageError(f"a run must have ended to be checked, but {name} is running: wait until it has ended")
     if run.stop_reason in ("killed", "failed"):
-        raise StoreError(
-            f"a run must have a summary to be checked, but {name} was killed: resume it with themis resume {name}"
-        )
+        raise StoreError(f"a checked run must have ended, but {name} was killed: resume it with themis resume {name}")
 
 
 def _check_end(summary: dict[str, Any], name: str) -> GateResult:
@@ -316,10 +308,7 @@ def _check_metric(name: str, least: float, summary: dict[str, Any]) -> GateResul
 def _check_rate(most: float, summary: dict[str, Any], remedy: str) -> GateResult:
     rate = summary["fault_rate"]
     if rate is None:
-        raise UsageError(
-            "the gate on max_fault_rate needs uniform tests, but the run has none: run it with --uniform-share 0.2, or "
-            "remove the gate"
-        )
+        raise UsageError("max_fault_rate needs uniform tests, but the run has none: run it with --uniform-share 0.2")
     value, low, high = (percent(rate[end], 2) for end in ("value", "low", "high"))
     found = f"{value}{' in operation' * bool(summary.get('profile'))} (95%: {low} to {high})"
     return _limit_rate("max_fault_rate", Estimate(**rate), most, found, (remedy, "seeds and tests narrow"))
@@ -455,8 +444,8 @@ def check_suite_gates(
             if baseline is not None:
                 if name not in baseline:
                     raise UsageError(
-                        f"the baseline must have a member {name!r}, but {gates.baseline} has none: run the same suite "
-                        "on the earlier model"
+                        f"the baseline must have a member {name!r}, but {gates.baseline} has none: run the same "
+                        "suite on the earlier model"
                     )
                 own = replace(gates, baseline=baseline[name])
             results.append((name, check_gates(members[name], own, remedy=remedy)))
@@ -478,9 +467,7 @@ def _check_suite_decision(decision: SuiteDecision) -> GateResult:
 def check_mce(most: float, errors: CorruptionErrors) -> GateResult:
     """Check the mean corruption error of a suite against a limit, as a share of the baseline's errors."""
     if errors.mce is None:
-        raise UsageError(
-            f"the gate on max_mce needs a baseline that makes errors, but {errors.baseline} makes none: choose another"
-        )
+        raise UsageError(f"max_mce needs a baseline with errors, but {errors.baseline} makes none: name another")
     has_passed = errors.mce <= most
     value, limit = distinguishable(errors.mce, most)
     worst, share = max(errors.by_member.items(), key=lambda of: of[1] or 0.0)

@@ -183,9 +183,7 @@ def record_gates(results: GateResults, max_fault_rate: float | None) -> None:
 
 def read_gates(folder: Path, tests: int) -> dict[str, Any] | None:
     """The recorded results, those that failed first; None if there are none, or if there were more tests since then."""
-    problem = (
-        "must hold the results of gates as JSON, but it is damaged ({}): remove it, and write it again with themis gate"
-    )
+    problem = "is damaged ({}): remove it, and write it again with themis gate"
     plain: dict[str, Any] | None = read_json(folder / GATES_FILE, _FORM, problem)
     return plain if plain is not None and plain["tests"] == tests else None
 

@@ -1,7 +1,5 @@
 """The fixture: a campaign with gates as a test, the message if it fails, and the replay of a single fault."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -166,8 +164,7 @@ class RobustnessTest:
         for marker in reversed(list(self.item.iter_markers("robustness"))):  # the closest one last
             if len(marker.args) > 1:
                 raise UsageError(
-                    f"the robustness marker must have one positional argument, the perturbation, got {marker.args}: "
-                    "pass the others by name"
+                    f"the marker takes only the perturbation by position, got {marker.args}: name the others"
                 )
             marked |= {**marker.kwargs, **dict(zip(["perturbation"], marker.args, strict=False))}
         return marked

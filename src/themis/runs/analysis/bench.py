@@ -1,7 +1,5 @@
 """The test bench: runs tests on the seeds of a finished campaign in batches, in its process or from its folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -104,9 +104,7 @@ def diff_runs(first: Side, second: Side, options: DiffOptions) -> diff.Diff:
     """Compare two runs, as `themis.diff` does."""
     check_perturbations(first, second)
     if options.kind == "techniques" and first.tested.model != second.tested.model:
-        raise UsageError(
-            "two techniques must have tested the same model, but the models' hashes differ: compare them as versions"
-        )
+        raise UsageError("two techniques must have tested the same model, but the hashes differ: compare versions")
     if options.kind == "techniques" or (options.kind == "auto" and first.has_same_model(second)):
         result = compare_techniques(first, second, options.comparisons)
     else:
@@ -162,8 +160,7 @@ def compare_techniques(first: Side, second: Side, comparisons: int = 1) -> diff.
     """Compare the distinct faults and the failing seeds of two runs; one of `comparisons` that are made together."""
     if first.tested.data != second.tested.data:
         raise DataError(
-            f"two techniques must have had the same data, but {first.name} and {second.name} did not: run one of them "
-            "again on the other's data"
+            f"two techniques need the same data, but {first.name} and {second.name} differ: run one of them again"
         )
     faults_first, faults_second = (
         {(fault.seed_id, fault.answer) for fault in side.run.faults} for side in (first, second)
@@ -393,10 +390,7 @@ def _usable_by_both(shared: Models) -> Models:
     first, second = shared
     is_usable = first.is_correct & second.is_correct
     if not is_usable.any():
-        raise DataError(
-            "both models must answer at least one seed correctly, but they have none in common: check the "
-            "preprocessing and the labels"
-        )
+        raise DataError("both models must answer a seed correctly, but share none: check preprocessing and labels")
     return first[is_usable], second[is_usable]
 
 
@@ -414,9 +408,7 @@ def _run_paired(models: Models, box: Box, n: int, random_seed: int, comparisons:
         np.ones(n, dtype=bool) if least is None else (outcomes[0]["ssim"] >= least) & (outcomes[1]["ssim"] >= least)
     )
     if not was_run.any():
-        raise DataError(
-            "at least one test must be similar enough to its seed, but none is: lower min_ssim or the magnitude"
-        )
+        raise DataError("a test must be similar enough to its seed, but none is: lower min_ssim or the magnitude")
     before, after = (model["is_fault"] & was_run for model in outcomes)
     tested, failed_before, failed_after = (_by_seed(position, mask, len(rows)) for mask in (was_run, before, after))
     is_tested = tested > 0

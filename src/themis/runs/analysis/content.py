@@ -4,8 +4,6 @@ The features of a seed are the activations of the last layer before the output, 
 to principal components and divided into clusters, of which there are as many as are best apart.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 
@@ -14,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from themis.errors import MissingExtraError, UsageError
+from themis.errors import UsageError, needs_extra
 from themis.measure.calculator import Calculator
 from themis.measure.clean import place_others
 from themis.progress import advance, step
@@ -55,9 +53,7 @@ def seed_features(calculator: Calculator, rows: Ints) -> Floats:
     """The features of some seeds, `[seeds, features]`. The target must be open."""
     hidden = [layer.name for layer in calculator.layers if layer.name != OUTPUT]
     if not hidden:
-        raise UsageError(
-            "groups by content need a model with a hidden layer, but this one has only its output: group by change"
-        )
+        raise UsageError("groups by content need a model with a hidden layer, but this one has none: group by change")
     is_last = getattr(calculator.target, "channels", "first") == "last"
     parts: list[Floats] = []
 
@@ -77,12 +73,10 @@ def seed_features(calculator: Calculator, rows: Ints) -> Floats:
 
 def find_clusters(features: Floats, most: int) -> Ints:
     """The number of each row's cluster; one if none are clearly apart."""
-    try:
+    with needs_extra("content", "groups by content need scikit-learn"):
         from sklearn.cluster import KMeans
         from sklearn.decomposition import PCA
         from sklearn.metrics import silhouette_score
-    except ImportError as error:
-        raise MissingExtraError('groups by content need scikit-learn: pip install "themis-dl[content]"') from error
     n = len(features)
     single: Ints = np.zeros(n, np.int64)
     if min(n - 1, most) < 2 or not np.ptp(features, 0).any():

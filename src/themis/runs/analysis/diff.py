@@ -1,23 +1,18 @@
 """The result of comparing two runs: figures, a verdict, and both as text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from themis.judge.estimate import Estimate, show_interval
-from themis.runs.analysis.shrink import SHOWN
+from themis.runs.analysis.shrink import SHOWN, Robustness
 from themis.runs.display.fault import describe_fault
 from themis.runs.display.text import RANDOM, UNBROKEN
+from themis.runs.fault import Fault
 from themis.runs.store.files import json_safe
 from themis.text import one_line, percent, printable
-
-if TYPE_CHECKING:
-    from themis.runs.analysis.shrink import Robustness
-    from themis.runs.fault import Fault
 
 N_LISTED_IDS = 20
 

@@ -5,8 +5,6 @@ input and the layers before it predict; this relation is learned from ordinary t
 passed. The earliest layer with a large unexpected increase comes first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """The fault rate of a finished run in operation: its uniform tests, weighted by how often their theta occurs there."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Whether faults are valid tests: the marks of people in the run folder, and the rate of valid faults by them."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -63,9 +61,8 @@ class Agreement:
 
     def __str__(self) -> str:
         kappa = "" if self.kappa is None else f" (kappa {self.kappa:.2f})"
-        return (
-            f"{' and '.join(self.reviewers)} agree on {percent(self.share)} of {counted(self.faults, 'fault')}{kappa}"
-        )
+        names, faults = " and ".join(self.reviewers), counted(self.faults, "fault")
+        return f"{names} agree on {percent(self.share)} of {faults}{kappa}"
 
 
 @dataclass(frozen=True)
@@ -123,9 +120,7 @@ def reviewable_faults(run: Reader) -> list[Fault]:
     """The same; refuses a run whose rate of valid faults would not be known."""
     for name in UNSUITABLE:
         if run.record["settings"].get(name) is not None:
-            raise UsageError(
-                f"the rate of valid faults needs a run without {name}, but {run.path} was run with it: run it without"
-            )
+            raise UsageError(f"a valid fault rate needs a run without {name}, but {run.path} has it: run it without")
     return uniform_faults(run)
 
 
@@ -194,10 +189,7 @@ def read_marks(run: Reader, faults: list[Fault]) -> dict[str, dict[int, str]]:
         except ValueError as error:
             raise StoreError(f"{path} must hold marks, but line {number} is damaged ({error}): remove it") from error
         if values["run"] != mine or known.get(values["fault"]) != values["noise_seed"]:
-            raise StoreError(
-                f"{path} must hold marks of this run, but line {number} is about a fault of another: move the file to "
-                "the folder of its run"
-            )
+            raise StoreError(f"{path} must hold marks of this run, but line {number} is of another: move it to its run")
         of_reviewer = marks.setdefault(values["by"], {})
         of_reviewer.pop(values["fault"], None)
         if values["mark"] != UNDONE:
@@ -238,9 +230,7 @@ def required_review(run: Reader) -> Review:
             f"{run.path}"
         )
     if review.fault_rate is None:
-        raise UsageError(
-            f"the valid fault rate needs uniform tests, but {run.path} has none: run it with --uniform-share 0.2"
-        )
+        raise UsageError(f"a valid fault rate needs uniform tests, but {run.path} has none: use --uniform-share 0.2")
     return review
 
 

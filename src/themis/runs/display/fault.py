@@ -30,14 +30,18 @@ WIDE_RATIO = 3
 """Ratio of width to height from which pictures are put one below the other, such as the frames of a clip."""
 
 
-def answers(fault: Fault) -> tuple[str, str]:
-    """The answers to the clean and to the disturbed input."""
+def answers(fault: Fault, *, named: bool = False) -> tuple[str, str]:
+    """The answers to the clean and to the disturbed input; named: with the names of their classes."""
+
+    def show(answer: int) -> str:
+        return fault.name(answer) if named else str(answer)
+
     confidence = "" if math.isnan(fault.confidence) else f" ({percent(fault.confidence, 0)})"
-    after = f"{'not finite' if fault.answer < 0 else f'{fault.answer}{confidence}'}{_beside(fault)}"
+    after = f"{'not finite' if fault.answer < 0 else f'{show(fault.answer)}{confidence}'}{_beside(fault)}"
     if fault.outcome is not None and not fault.is_number:
         return "as expected", fault.outcome
     if fault.clean_answer is not None:
-        return str(fault.clean_answer), after
+        return show(fault.clean_answer), after
     if fault.clean_value is None:
         return "as expected", after if fault.answer < 0 else f"outcome {after}"
     return f"{fault.clean_value:.4g}", after if fault.value is None else f"{fault.value:.4g}"

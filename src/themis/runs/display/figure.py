@@ -248,9 +248,7 @@ def matrix_figure(run: Run, classes: Sequence[str] | None = None) -> Any:
     faults = run.faults.distinct()
     pairs = [(fault.clean_answer, fault.answer) for fault in faults if fault.clean_answer is not None]
     if not pairs:
-        raise UsageError(
-            "a matrix needs faults of a task whose answers are classes, but there are none: use plot_theta"
-        )
+        raise UsageError("a matrix needs faults of a task whose answers are classes, but has none: use plot_theta")
     kept = sorted(answer for answer, _ in Counter(chain(*pairs)).most_common(MAX_DRAWN_CLASSES))
     place = {answer: k for k, answer in enumerate(kept)}
     shown = [(place[before], place[after]) for before, after in pairs if before in place and after in place]

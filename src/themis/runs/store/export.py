@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from themis.errors import MissingExtraError, UsageError, nearest
+from themis.errors import UsageError, nearest, needs_extra
 from themis.runs.fault import name_answer, name_outcome
 from themis.runs.store.files import explained, fresh_file, json_safe, list_folder
 from themis.runs.store.schema import read_signature
@@ -80,11 +80,9 @@ def as_object(run: Reader, row: tuple[Any, ...]) -> dict[str, Any]:
 
 def write_parquet(run: Reader, batches: Iterable[Rows], path: Path) -> None:
     """Typed columns; the signature is a list of floats whose layers are named in the metadata of the field."""
-    try:
+    with needs_extra("tables", "Parquet needs pyarrow"):
         import pyarrow as pa  # type: ignore[import-untyped]
         from pyarrow import parquet
-    except ImportError as error:
-        raise MissingExtraError('Parquet needs pyarrow: pip install "themis-dl[tables]"') from error
     types = {"INTEGER": pa.int64(), "REAL": pa.float64(), "TEXT": pa.string()}
     shares = pa.field("signature", pa.list_(pa.float32()), metadata={"layers": json.dumps(run.layers)})
     schema = pa.schema([shares if name == "signature" else (name, types[kind]) for name, kind in _types(run).items()])

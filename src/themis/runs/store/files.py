@@ -3,8 +3,6 @@
 Nothing is written or deleted through a symbolic link: a folder that was downloaded may contain links to other files.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import math
@@ -213,17 +211,14 @@ class Lock:
                 owner = re.sub(rb"\D", b"", _read(self._file)).decode() or "unknown"
                 os.close(self._file)
                 raise StoreError(
-                    f"{path.parent} must have one writer, but process {owner} is running a campaign in it: wait for "
-                    "it, or stop it"
+                    f"{path.parent} must have one writer, but process {owner} writes to it: wait, or stop it"
                 ) from error
             if self.is_held():
                 break
             os.close(self._file)  # its last owner has removed it
         if not re.fullmatch(rb"(" + LOCK_SIGNATURE + rb")?\s*\d*\s*", _read(self._file)):
             os.close(self._file)
-            raise UsageError(
-                f"{path} must be a lock of Themis, but it contains something else: move it to another place"
-            )
+            raise UsageError(f"{path} must be a lock of Themis, but it holds something else: move it elsewhere")
         self._before, self._stat = _read(self._file), os.fstat(self._file)
         try:
             self._write(LOCK_SIGNATURE + f"{os.getpid():<10}\n".encode())  # always the same length

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
 from themis.errors import StoreError, UsageError, nearest
-from themis.reading import check_form, optional, parse_json, read_regular, values_of
+from themis.reading import check_form, optional, parse_json, read_json, values_of
 from themis.runs.fault import PLAIN_COLUMNS
 from themis.runs.store import schema
 from themis.runs.store.files import is_locked
@@ -139,17 +139,8 @@ class Reader:
 
     def summary(self) -> dict[str, Any] | None:
         """The result; None while the campaign is running, or if it was killed."""
-        path = self.path / "summary.json"
-        try:
-            summary: dict[str, Any] = parse_json(read_regular(path, MAX_JSON))
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise StoreError(f"{path} cannot be read: {error.strerror}; {REMEDY}") from error
-        except ValueError as error:
-            raise StoreError(f"{path} must be JSON, but it is damaged: {error}; {REMEDY}") from error
-        with damage_explained(path):
-            check_form(summary, schema.SUMMARY_FORM, "the summary")
+        problem = f"is damaged: {{}}; {REMEDY}"
+        summary: dict[str, Any] | None = read_json(self.path / "summary.json", schema.SUMMARY_FORM, problem)
         return summary
 
     def is_running(self) -> bool:
@@ -205,8 +196,7 @@ class Reader:
                 if invalid := schema.find_invalid_fault(self._execute, self.record, len(self.layers)):
                     id, column = invalid
                     raise StoreError(
-                        f"{self.path / DATABASE} is damaged: fault {id!s:.40} has an invalid value in the column "
-                        f"{column}; {REMEDY}"
+                        f"{self.path / DATABASE} is damaged: fault {id!s:.40} has an invalid {column}; {REMEDY}"
                     )
                 self._has_valid_faults = True
             rows = self._execute(f"SELECT {query}", values)

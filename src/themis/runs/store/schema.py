@@ -4,8 +4,6 @@ SQLite stores the comments inside the statements: `.schema` shows them. A folder
 by someone else: a `StoreError` names the file, the value and the remedy.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sqlite3
@@ -114,9 +112,7 @@ def check(database: sqlite3.Connection, path: Path) -> None:
         raise StoreError(f"{path} must be a run of Themis, but it is a different database: check the path")
     if version != SCHEMA:
         age, remedy = ("a newer", "upgrade Themis") if version > SCHEMA else ("an older", "run the campaign again")
-        raise StoreError(
-            f"{path} must have schema {SCHEMA}, but it has {version}: {age} version of Themis wrote it; {remedy}"
-        )
+        raise StoreError(f"{path} must have schema {SCHEMA}, but it has {version}: {age} Themis wrote it; {remedy}")
 
 
 def check_tables(database: sqlite3.Connection, path: Path, theta: Iterable[str] | None = None) -> None:

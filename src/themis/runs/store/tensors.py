@@ -184,9 +184,7 @@ def deserialize(content: bytes, path: Path) -> dict[str, Tensor]:
     try:
         arrays: dict[str, Tensor] = load(content)
     except (SafetensorError, ValueError, KeyError, RuntimeError, TypeError) as error:  # types that torch lacks, sizes
-        raise StoreError(
-            f"{path} must be a safetensors file, but it is damaged: {first_line(error)}; restore it from a copy"
-        ) from error
+        raise StoreError(f"{path} is damaged: {first_line(error)}; {REMEDY}") from error
     return arrays
 
 
@@ -362,10 +360,7 @@ def read_ids(path: Path) -> Ints:
         if ids.dtype != np.int64 or ids.ndim != 1:
             raise ValueError("its array 'id' has the wrong type or shape")
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(
-            f"{path} must hold the tensors of faults, but it is damaged: {first_line(error)}; restore the run folder "
-            "from a copy"
-        ) from error
+        raise StoreError(f"{path} is damaged: {first_line(error)}; {REMEDY}") from error
     return ids
 
 

@@ -1,7 +1,5 @@
 """Writing a run folder: one writer, beside the campaign; every fault is on disk before callbacks see it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Call a function of the user's that is given as `module:factory(width=32)`."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import os

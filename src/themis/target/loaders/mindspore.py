@@ -1,7 +1,5 @@
 """MindSpore cells as targets."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Load a model from `module:factory`, from a file by its suffix, or from `package:NAME`."""
 
-from __future__ import annotations
-
 import logging
 import os
 import warnings
@@ -99,9 +97,7 @@ def load_keras(path: Path, trust: Trust) -> nn.Module:
     os.environ.setdefault("KERAS_BACKEND", "torch")
     keras = import_package("keras")
     if keras.backend.backend() != "torch":
-        raise UsageError(
-            f"Keras must run on torch, but its backend is {keras.backend.backend()}: set KERAS_BACKEND=torch"
-        )
+        raise UsageError(f"Keras must run on torch, but runs on {keras.backend.backend()}: set KERAS_BACKEND=torch")
     is_safe = not trust.covers(path)
     if is_safe and path.suffix.lower() != ".keras":
         trust.require(path, "an older Keras file, and reading it may run code in it", "save it as .keras")

@@ -67,9 +67,7 @@ class OnnxModel:
         names = dict(enumerate(self.outputs))
         name = output if output in self.outputs else names.get(int(output)) if output.isdecimal() else None
         if name is None:
-            raise ModelError(
-                f"--output must name an output of {self.path}, got {output!r}: known: {', '.join(self.outputs)}"
-            )
+            raise ModelError(f"{self.path} must have the --output {output!r}, but it has {', '.join(self.outputs)}")
         self.output = name
         return self
 
@@ -109,9 +107,7 @@ class OnnxModel:
         try:
             self._session = self._runtime.InferenceSession(self._bytes, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # the errors of onnxruntime have no common base class
-            raise DataError(
-                f"{self.path} must be an ONNX model that onnxruntime can run: {first_line(error)}"
-            ) from error
+            raise DataError(f"{self.path} must be a model that onnxruntime can run: {first_line(error)}") from error
         inputs = self._session.get_inputs()
         if len(inputs) != 1 or inputs[0].type not in FLOATS:
             got = ", ".join(f"{argument.name} {argument.type}" for argument in inputs) or "none"

@@ -6,8 +6,6 @@ file is trusted. Loading a program already runs the `__setstate__` methods in it
 before it is loaded.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from functools import cache

@@ -45,8 +45,7 @@ class Trust:
             if os.path.realpath(name) == os.path.realpath(path):
                 if expected and os.path.isfile(path) and hash_file(path) != expected:
                     raise ModelError(
-                        f"{path} must be the file that was trusted, but it has changed since: inspect it, and pass "
-                        f"--trust {name} again"
+                        f"{path} must be as it was trusted, but has changed: inspect it, and pass --trust {name} again"
                     )
                 return True
         return False
