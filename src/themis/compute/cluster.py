@@ -76,7 +76,7 @@ class RayExecutor:
             raise UsageError("gpus_per_worker must exceed 0 for a cuda model: pass 1, or 0.5 for two workers per GPU")
         if device == "cpu" and self.gpus_per_worker:
             raise UsageError(
-                f"gpus_per_worker must be 0 for a CPU model, got {self.gpus_per_worker:g}: use --device cuda"
+                f"gpus_per_worker must be 0 for a CPU model, got {self.gpus_per_worker:g}: move it to cuda"
             )
 
 

@@ -330,7 +330,7 @@ class RayPool:
             self._had_room = time.monotonic()
         elif time.monotonic() - self._had_room > ROOM_SECONDS:
             raise ModelError(
-                f"all workers died, and no machine came in {ROOM_SECONDS:.0f} seconds: add some, and resume"
+                f"all workers have died, and no machine was free for {ROOM_SECONDS:.0f} s: add one, and resume"
             )
 
 

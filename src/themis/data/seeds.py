@@ -388,7 +388,7 @@ def _checked(inputs: Tensor | Rows, labels: Any, seed_id: Tensor) -> Seeds:
             )
         labels = label_tensor(_tensor(labels, "labels"))
         if labels.ndim == 0 or len(labels) != len(inputs) or not labels.numel():
-            raise DataError(f"labels must be one per seed: {len(inputs)}, got {list(labels.shape)}: check them")
+            raise DataError(f"labels must be one per seed: {len(inputs)} inputs, got shape {list(labels.shape)}")
     if isinstance(inputs, Tensor) and not all(bool(extreme.isfinite()) for extreme in inputs.aminmax()):
         bad = int((~inputs.flatten(1).isfinite().all(1)).nonzero()[0])
         raise DataError(f"inputs must be finite, but seed {int(seed_id[bad])} has a NaN or an infinity: fix or drop it")
