@@ -40,16 +40,13 @@ def _check_groups(groups: object) -> str:
 
 HOLDS, FAILS, UNDECIDED = VERDICTS = "holds", "does not hold", "undecided"
 """The verdicts on a claim."""
-_CLAIM = re.compile(r"fault_rate<=([0-9.]+(?:e-?[0-9]+)?)")
+_CLAIM = re.compile(r"((?:fault_rate|mean_error|mce)<=|recall>=)(\d*\.?\d+(?:e-?\d+)?)")
 
 
-def claimed_limit(claim: object) -> float:
-    """The limit of a claim such as `fault_rate<=0.02`; NaN if it is no such claim."""
-    match = _CLAIM.fullmatch(claim) if isinstance(claim, str) else None
-    try:
-        return float(match[1]) if match else math.nan
-    except ValueError:
-        return math.nan
+def read_claim(claim: object) -> tuple[str, float]:
+    """The figure of a claim such as fault_rate<=0.02 and its limit, which is 0 if it is no claim."""
+    found = _CLAIM.fullmatch(claim.replace(" ", "")) if isinstance(claim, str) else None
+    return ("", 0.0) if found is None else (found[1][:-2], float(found[2]))
 
 
 def _check_slices(text: object) -> str:
@@ -135,8 +132,9 @@ class Settings:
     )
     decide: str | None = option(
         None,
-        "stop as soon as this claim certainly holds or not (95%, however often it looks): fault_rate<=0.02; exit code "
-        "0, 1 or 4 (undecided). All tests are then uniform, each of another seed, unless you set uniform_share",
+        "stop as soon as this claim is certain at 95%, however often it looks: fault_rate<=0.02 (all tests are uniform, "
+        "each of another seed) or recall>=0.9, the share of random faults found before (half of them are uniform); exit "
+        "code 0, 1 or 4 (undecided)",
     )
     slice_by: str | None = option(
         None,
@@ -185,21 +183,28 @@ class Settings:
             "clean_memory_gib": (self.clean_memory_gib is None or self.clean_memory_gib >= 0, "be 0 or more, or None"),
         }
         if self.decide is not None:
-            alike = "be left out with decide, whose answer is certain only if all seeds and disturbances count the same"
-            is_claim = 0 < claimed_limit(self.decide) < 1
+            figure, limit = read_claim(self.decide)
             rules["decide"] = (
-                is_claim,
-                "be fault_rate<=X with X between 0 and 1, such as fault_rate<=0.02; suites decide mce and mean_error, "
-                "and recall is a goal (recall) with a gate (fail_under)",
+                figure in ("fault_rate", "recall") and 0 < limit < 1,
+                "be fault_rate<=X or recall>=X with X between 0 and 1, such as fault_rate<=0.02; suites decide mce and "
+                "mean_error",
             )
             rules["uniform_share"] = (0 < self.uniform_share <= 1, "lie above 0 and up to 1 with decide")
+            rules["preset"] = (self.preset is None, "be left out with decide, which needs a uniform stream")
+        if self.tests_each_seed_once:
+            alike = "be left out with decide, whose answer is certain only if all seeds and disturbances count the same"
             rules["slice_by"] = (self.slice_by is None, "be left out with decide, which stops before slices are known")
-            rules |= {name: (getattr(self, name) is None, alike) for name in ("preset", "seed_weights", "min_ssim")}
+            rules |= {name: (getattr(self, name) is None, alike) for name in ("seed_weights", "min_ssim")}
         limits = ("train_inputs", "max_seeds", "max_tests", "max_passes", "max_seconds")
         for name in ("round_size", "batch_size", "plateau", *limits):
             value = getattr(self, name)
             rules[name] = (value is None or value > 0, "be positive, or None")
         check_rules(self, rules)
+
+    @property
+    def tests_each_seed_once(self) -> bool:
+        """Whether the uniform stream never repeats a seed, to decide a claim about the fault rate."""
+        return read_claim(self.decide)[0] == "fault_rate"
 
     @staticmethod
     def of(**options: Any) -> Settings:
@@ -208,7 +213,8 @@ class Settings:
         if options.get("criterion") is not None:
             options.setdefault("policy", "fuzz")
         if options.get("decide") is not None:  # nothing else but a budget should end it
-            options = {"uniform_share": 1.0, "coverage": None, "plateau": None, **options}
+            share = 0.5 if read_claim(options["decide"])[0] == "recall" else 1.0
+            options = {"uniform_share": share, "coverage": None, "plateau": None, **options}
         settings = Settings(**options)
         if settings.preset == "paper":
             paper: dict[str, Any] = {

@@ -318,7 +318,7 @@ def prepare(
         weight[space.seeds] = space.seed_weight
     sliced = SlicedSeeds(facts.seed_id, class_of_seeds(calculator), weight)
     metadata, columns = None if seeds.datums is None else seeds.datums.metadata, []
-    if settings.decide is None:
+    if not settings.tests_each_seed_once:
         columns = sliced.columns(settings.slice_by, seeds.classes, metadata)
 
     @lru_cache(maxsize=REMEMBERED)
@@ -469,7 +469,7 @@ def _search_space(
         facts.clean_answer[usable],
         gradient_cost,
     )
-    return replace(space, seed_weight=weights, in_turn=settings.decide is not None)
+    return replace(space, seed_weight=weights, in_turn=settings.tests_each_seed_once)
 
 
 def class_of_seeds(calculator: Calculator) -> Ints:

@@ -38,7 +38,11 @@ def summary_rows(run: Run, *, is_verbose: bool = False) -> list[tuple[str, str]]
     rows = [
         ("faults", faults + counted(start.n_usable, "seed")),
         ("decision", run.decision and run.decision.clause),
-        ("fault rate", rate + (", an interval that holds however often it is looked at" if run.decision else "")),
+        (
+            "fault rate",
+            rate
+            + (", an interval that holds however often it is looked at" if start.settings.tests_each_seed_once else ""),
+        ),
         ("worst slices", _worst_slices(run)),
         ("valid faults", run.review and run.review.text),
         ("left to find", None if last.reachable_faults is None else left_to_find(last)),
