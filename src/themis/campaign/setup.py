@@ -39,7 +39,7 @@ from themis.runs.run import Start, covers_neurons
 from themis.runs.source import Origin
 from themis.search import Policy, Space
 from themis.search.policy import UNIFORM_STREAM
-from themis.settings import Settings
+from themis.settings import Settings, least_similarity
 from themis.target import diagnose
 from themis.target.against import Against
 from themis.target.alignment import align_seeds, align_target
@@ -593,7 +593,7 @@ def read_tested(
         check_fits(perturbation, seeds.shape[1:])
         if perturbation.inputs == "table":
             seeds.features.check_inside(target.bounds)
-    check_similarity(settings.min_ssim, seeds.shape[1:])
+    check_similarity(least_similarity(vars(settings)), seeds.shape[1:])
     groups = None if settings.split_by is None else read_groups(settings.split_by, seeds)
     split = None if settings.split is None else SeedSplit.of(seeds, settings.split, settings.split_seed, groups)
     return TestedModel(target, seeds if split is None else split.search(seeds), split, origin, class_names)

@@ -287,7 +287,7 @@ def _check_end(summary: dict[str, Any], name: str) -> GateResult:
     text = f"{found}; {stop[:1].lower()}{stop[1:]}"
     remedy = f"the campaign ended early: resume it with themis resume {name}"
     if tests == dropped:
-        text, remedy = f"all {tests:,} tests were dropped", "lower min_ssim or the magnitude"
+        text, remedy = f"all {tests:,} tests were dropped", "lower min_ssim, min_vif or the magnitude"
     has_passed = summary["stop_reason"] not in ("user", "error") and tests > dropped
     return GateResult("campaign", has_passed, None, None, text, remedy)
 
