@@ -16,7 +16,7 @@ from themis.criteria import Criterion, View, choose_criterion
 from themis.data.features import Features
 from themis.data.groups import read_groups
 from themis.data.seeds import Seeds, class_numbers, read_seeds
-from themis.data.slices import SliceColumn, read_seed_weights
+from themis.data.slices import SliceColumn, read_seed_weights, slice_columns
 from themis.errors import DataError, ModelError, UsageError, warn
 from themis.judge.coverage import Rule, relative_scale
 from themis.measure.calculator import Calculator, Limits
@@ -596,7 +596,13 @@ def read_tested(
     check_similarity(least_similarity(vars(settings)), seeds.shape[1:])
     groups = None if settings.split_by is None else read_groups(settings.split_by, seeds)
     split = None if settings.split is None else SeedSplit.of(seeds, settings.split, settings.split_seed, groups)
-    return TestedModel(target, seeds if split is None else split.search(seeds), split, origin, class_names)
+    seeds = seeds if split is None else split.search(seeds)
+    if settings.seed_weights is not None:
+        read_seed_weights(settings.seed_weights, seeds)
+    if settings.slice_by is not None:  # the classes are known only when the model has answered
+        metadata = {} if seeds.datums is None else seeds.datums.metadata
+        slice_columns(settings.slice_by, seeds.seed_id.numpy(), np.arange(len(seeds)) % 2, None, metadata)
+    return TestedModel(target, seeds, split, origin, class_names)
 
 
 def describe_columns(seeds: Seeds, features: Features | str | Path | None) -> Seeds:

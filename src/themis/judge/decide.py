@@ -62,7 +62,7 @@ class Decision:
         if self.known is not None:
             recent = counted(self.faults - self.faults // 2, "random fault")
             found = f"of the last {recent}, {self.known:,} had been found before"
-            never, kind = "that is too few for any number of tests, unless the search finds more", "random tests"
+            never, kind = "more of the faults must be found first", "random tests"
             if not self.faults:
                 found, never = "no random test was a fault", "decide the fault rate instead"
         if self.verdict != UNDECIDED:
