@@ -28,7 +28,7 @@ from searching.arguments import add_quick, complete
 from torch import Tensor
 from visibility import ROWS, STEPS, disturbed_at
 
-from themis.measure.distance import ssim
+from themis.measure.distance import ssim, vif
 from themis.perturb import PERTURBATIONS
 from themis_lab.zoo.datasets import read_imagenet
 
@@ -36,8 +36,6 @@ GREY = 0.4423
 """The mean of the pictures, which surrounds a filtered one."""
 LEAST = 0.1
 """The VIF above which people name at least half of the pictures under each manipulation."""
-NOISE = 2 / 255**2
-"""The variance of the noise of seeing, for pictures in 0..1."""
 QUICK, FULL = {"n": 4}, {"n": 20}
 
 
@@ -47,24 +45,6 @@ def filtered(pictures: Tensor, sigma: float, radius: int, padding: float | None 
     kernel /= kernel.sum()
     wide = pictures if padding is None else F.pad(pictures, (radius,) * 4, value=padding)
     return F.conv2d(F.conv2d(wide, kernel.view(1, 1, -1, 1)), kernel.view(1, 1, 1, -1))
-
-
-def vif(clean: Tensor, disturbed: Tensor) -> Tensor:
-    """The visual information fidelity of grey pictures `[pictures, 1, height, width]` in 0..1, at four scales."""
-    left = total = torch.zeros(len(clean))
-    for scale, radius in enumerate((8, 4, 2, 1)):
-        if scale:
-            clean, disturbed = (filtered(x, (2 * radius + 1) / 5, radius)[..., ::2, ::2] for x in (clean, disturbed))
-        a, b, aa, bb, ab = (
-            filtered(x, (2 * radius + 1) / 5, radius)
-            for x in (clean, disturbed, clean * clean, disturbed * disturbed, clean * disturbed)
-        )
-        var_a, var_b, covariance = (aa - a * a).clamp(min=0), (bb - b * b).clamp(min=0), ab - a * b
-        gain = (covariance / (var_a + 1e-10)).clamp(min=0)
-        added = (var_b - gain * covariance).clamp(min=0)
-        left = left + torch.log1p(gain**2 * var_a / (added + NOISE)).flatten(1).sum(1)
-        total = total + torch.log1p(var_a / NOISE).flatten(1).sum(1)
-    return left / total
 
 
 def contrast(pictures: Tensor, level: float) -> Tensor:
@@ -120,7 +100,7 @@ def beside_people(grey: Tensor) -> list[dict[str, Any]]:
     for name, (manipulate, shares) in PEOPLE.items():
         for strength, share in shares.items():
             disturbed = manipulate(grey, strength)
-            figures = {"ssim": ssim(grey, disturbed, (0.0, 1.0)), "vif": vif(grey, disturbed)}
+            figures = {"ssim": ssim(grey, disturbed, (0.0, 1.0)), "vif": vif(grey, disturbed, (0.0, 1.0))}
             medians = {figure: float(values.median()) for figure, values in figures.items()}
             rows.append({"manipulation": name, "strength": strength, "people": share, **medians})
             print(
@@ -141,7 +121,7 @@ def last_visible(name: str, main: str, pictures: Tensor) -> dict[str, Any]:
 
     def is_hidden(value: float) -> bool:
         disturbed = disturbed_at(perturbation, main, value, pictures).mean(1, keepdim=True)
-        medians[value] = float(vif(grey, disturbed).median())
+        medians[value] = float(vif(grey, disturbed, (0.0, 1.0)).median())
         return medians[value] < LEAST
 
     last = bisect_left(values, True, key=is_hidden) - 1

@@ -71,6 +71,9 @@ class CampaignOptions(StopOptions, total=False):
     result."""
     min_ssim: float | None
     """Drop tests whose similarity (SSIM) to their seed is below this; 1 means identical."""
+    min_vif: float | None
+    """Drop tests that keep less than this share of the visual information (VIF) of their seed; it predicts people
+    better, and needs pictures of at least 41 pixels per side; people name most pictures above 0.1."""
     max_seeds: int | None
     """Use a random sample of this many seeds; it is always the same."""
     split: Sequence[float] | None
@@ -98,8 +101,9 @@ class RunOptions(CampaignOptions, BudgetOptions, total=False):
     train_inputs: int | None
     """Number of training inputs that the criterion learns from, drawn at random. Default: 10000."""
     decide: str | None
-    """Stop as soon as this claim certainly holds or not (95%, however often it looks): fault_rate<=0.02; exit code 0,
-    1 or 4 (undecided). All tests are then uniform, each of another seed, unless you set uniform_share."""
+    """Stop as soon as a claim is certain at 95%, however often it looks: fault_rate<=0.02 (all tests are uniform, each
+    of another seed) or recall>=0.9, the share of random faults found before (half of them are uniform); exit code 0, 1
+    or 4 (undecided)."""
     slice_by: str | None
     """Columns to give the fault rate by: class, FILE:COLUMN of a CSV file with a row per input of the data, or
     several, separated by commas; --max-fault-rate then holds for each slice too."""

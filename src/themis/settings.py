@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,16 +40,18 @@ def _check_groups(groups: object) -> str:
 
 HOLDS, FAILS, UNDECIDED = VERDICTS = "holds", "does not hold", "undecided"
 """The verdicts on a claim."""
-_CLAIM = re.compile(r"fault_rate<=([0-9.]+(?:e-?[0-9]+)?)")
+_CLAIM = re.compile(r"((?:fault_rate|mean_error|mce)<=|recall>=)(\d*\.?\d+(?:e-?\d+)?)")
 
 
-def claimed_limit(claim: object) -> float:
-    """The limit of a claim such as `fault_rate<=0.02`; NaN if it is no such claim."""
-    match = _CLAIM.fullmatch(claim) if isinstance(claim, str) else None
-    try:
-        return float(match[1]) if match else math.nan
-    except ValueError:
-        return math.nan
+def read_claim(claim: object) -> tuple[str, float]:
+    """The figure of a claim such as fault_rate<=0.02 and its limit, which is 0 if it is no claim."""
+    found = _CLAIM.fullmatch(claim.replace(" ", "")) if isinstance(claim, str) else None
+    return ("", 0.0) if found is None else (found[1][:-2], float(found[2]))
+
+
+def least_similarity(settings: Mapping[str, Any]) -> dict[str, float]:
+    """How similar tests must be to their seeds, by measure; empty if no test is dropped."""
+    return {name: least for name in ("ssim", "vif") if (least := settings.get(f"min_{name}")) is not None}
 
 
 def _check_slices(text: object) -> str:
@@ -118,6 +120,11 @@ class Settings:
     min_ssim: float | None = option(
         None, "drop tests whose similarity (SSIM) to their seed is below this; 1 means identical"
     )
+    min_vif: float | None = option(
+        None,
+        "drop tests that keep less than this share of the visual information (VIF) of their seed; it predicts people "
+        "better, and needs pictures of at least 41 pixels per side; people name most pictures above 0.1",
+    )
     max_seeds: int | None = option(None, "use a random sample of this many seeds; it is always the same")
     split: list[float] | None = option(
         None, "shares of the seeds for search, training and judging, such as 0.5,0.2,0.3; only the first part is tested"
@@ -135,8 +142,9 @@ class Settings:
     )
     decide: str | None = option(
         None,
-        "stop as soon as this claim certainly holds or not (95%, however often it looks): fault_rate<=0.02; exit code "
-        "0, 1 or 4 (undecided). All tests are then uniform, each of another seed, unless you set uniform_share",
+        "stop as soon as a claim is certain at 95%, however often it looks: fault_rate<=0.02 (all tests are uniform, "
+        "each of another seed) or recall>=0.9, the share of random faults found before (half of them are uniform); "
+        "exit code 0, 1 or 4 (undecided)",
     )
     slice_by: str | None = option(
         None,
@@ -180,26 +188,36 @@ class Settings:
             "sample": (self.sample >= 1, "be at least 1"),
             "scale": (self.scale in ("absolute", "relative"), "be 'absolute' or 'relative'"),
             "uniform_share": (0 <= self.uniform_share <= 1, "lie in [0, 1]"),
-            "min_ssim": (self.min_ssim is None or 0 < self.min_ssim < 1, "lie in (0, 1), or be None to drop no test"),
+            **{
+                f"min_{name}": (0 < least < 1, "lie in (0, 1), or be None to drop no test")
+                for name, least in least_similarity(vars(self)).items()
+            },
             "max_stored": (self.max_stored >= 0, "be 0 or more"),
             "clean_memory_gib": (self.clean_memory_gib is None or self.clean_memory_gib >= 0, "be 0 or more, or None"),
         }
         if self.decide is not None:
-            alike = "be left out with decide, whose answer is certain only if all seeds and disturbances count the same"
-            is_claim = 0 < claimed_limit(self.decide) < 1
+            figure, limit = read_claim(self.decide)
             rules["decide"] = (
-                is_claim,
-                "be fault_rate<=X with X between 0 and 1, such as fault_rate<=0.02; suites decide mce and mean_error, "
-                "and recall is a goal (recall) with a gate (fail_under)",
+                figure in ("fault_rate", "recall") and 0 < limit < 1,
+                "be fault_rate<=X or recall>=X with X between 0 and 1, such as fault_rate<=0.02; suites decide mce and "
+                "mean_error",
             )
             rules["uniform_share"] = (0 < self.uniform_share <= 1, "lie above 0 and up to 1 with decide")
+            rules["preset"] = (self.preset is None, "be left out with decide, which needs a uniform stream")
+        if self.tests_each_seed_once:
+            alike = "be left out with decide, whose answer is certain only if all seeds and disturbances count the same"
             rules["slice_by"] = (self.slice_by is None, "be left out with decide, which stops before slices are known")
-            rules |= {name: (getattr(self, name) is None, alike) for name in ("preset", "seed_weights", "min_ssim")}
+            rules |= {name: (getattr(self, name) is None, alike) for name in ("seed_weights", "min_ssim", "min_vif")}
         limits = ("train_inputs", "max_seeds", "max_tests", "max_passes", "max_seconds")
         for name in ("round_size", "batch_size", "plateau", *limits):
             value = getattr(self, name)
             rules[name] = (value is None or value > 0, "be positive, or None")
         check_rules(self, rules)
+
+    @property
+    def tests_each_seed_once(self) -> bool:
+        """Whether the uniform stream never repeats a seed, to decide a claim about the fault rate."""
+        return read_claim(self.decide)[0] == "fault_rate"
 
     @staticmethod
     def of(**options: Any) -> Settings:
@@ -208,7 +226,8 @@ class Settings:
         if options.get("criterion") is not None:
             options.setdefault("policy", "fuzz")
         if options.get("decide") is not None:  # nothing else but a budget should end it
-            options = {"uniform_share": 1.0, "coverage": None, "plateau": None, **options}
+            share = 0.5 if read_claim(options["decide"])[0] == "recall" else 1.0
+            options = {"uniform_share": share, "coverage": None, "plateau": None, **options}
         settings = Settings(**options)
         if settings.preset == "paper":
             paper: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Campaigns that stop as soon as a claim about the fault rate is decided."""
+"""Campaigns that stop as soon as a claim about the fault rate or the recall is decided."""
 
 import json
 from contextlib import closing
@@ -137,7 +137,10 @@ def test_a_run_whose_end_depends_on_its_results_is_not_weighted_by_a_profile(tmp
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"decide": "recall>=0.9"}, "decide must be fault_rate<=X .* recall is a goal"),
+        ({"decide": "recall<=0.9"}, "decide must be fault_rate<=X or recall>=X"),
+        ({"decide": "recall>=1"}, "with X between 0 and 1"),
+        ({"decide": "recall>=0.9", "uniform_share": 0.0}, "uniform_share must lie above 0"),
+        ({"decide": "recall>=0.9", "preset": "paper"}, "preset must be left out with decide"),
         ({"decide": "fault_rate<=2%"}, "decide must be fault_rate<=X"),
         ({"decide": "fault_rate<=1.5"}, "with X between 0 and 1"),
         ({"decide": 0.02}, "decide must be fault_rate<=X"),
@@ -169,3 +172,45 @@ def test_campaigns_on_seeds_of_different_rates_are_rarely_wrong(relative):
         run = themis.run(target, (inputs, labels), SHIFT, decide="fault_rate<=0.02", random_seed=k)
         wrong += run.decision.verdict == ("does not hold" if relative <= 1 else "holds")
     assert wrong <= 5
+
+
+def seeds_that_fail(chances):
+    """A seed for each of these chances of a fault, and one of the other class, which never fails."""
+    inputs = torch.tensor([*chances, 1.8], dtype=torch.float32)[:, None].expand(-1, 4) / 2
+    return inputs, torch.tensor([*[0] * len(chances), 1])
+
+
+def recall_campaign(data, **options):
+    return themis.run(Target(Mean(), bounds=(0, 1)), data, SHIFT, decide="recall>=0.9", **options)
+
+
+@pytest.mark.parametrize("policy", ["random", "scheduled"])
+def test_campaigns_stop_when_they_know_where_most_random_faults_are(policy):
+    chances = np.repeat([0.5, 0.1], [20, 100])
+    for k in range(4):
+        run = recall_campaign(seeds_that_fail(chances), policy=policy, random_seed=k)
+        found = np.unique(run.faults.columns["seed_id"])
+        assert (run.stop_reason, run.decision.verdict) == ("decided", "holds")
+        assert chances[found].sum() >= 0.9 * chances.sum()
+
+
+def test_a_campaign_that_knows_all_faults_stops_and_a_resumed_one_does_as_well(tmp_path, capsys):
+    data = seeds_that_fail([0.0] * 50 + [0.5] * 10)
+    run = recall_campaign(data, round_size=100, out=tmp_path / "whole")
+    assert (run.stop_reason, run.decision.verdict, run.start.settings.uniform_share) == ("decided", "holds", 0.5)
+    assert run.gate()
+    assert main(["gate", str(tmp_path / "whole")]) == 0
+    recall_campaign(data, round_size=100, max_tests=200, out=tmp_path / "part")
+    assert main(["gate", str(tmp_path / "part")]) == 4
+    assert "recall>=0.9 is undecided" in " ".join(capsys.readouterr().out.split())
+    model = Target(Mean(), bounds=(0, 1))
+    resumed = themis.resume(tmp_path / "part", model, data, perturbation=SHIFT, max_tests=20_000)
+    assert resumed.decision == run.decision == themis.open_run(tmp_path / "part").decision
+    assert read_view(tmp_path / "part").decision == run.decision.clause
+
+
+def test_a_model_without_faults_has_no_recall_to_decide():
+    run = recall_campaign(seeds_that_fail([0.0] * 50), max_tests=1000)
+    assert (run.stop_reason, run.decision.verdict, run.decision.faults) == ("tests", "undecided", 0)
+    assert run.decision.clause == "recall>=0.9 is undecided: no random test was a fault; decide the fault rate instead"
+    assert run.gate().is_undecided

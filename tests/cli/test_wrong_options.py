@@ -68,6 +68,7 @@ WRONG = {
     "table perturbation on pictures": (run("--perturb edit"), 2, "'edit' needs rows of a table"),
     "colours of grey pictures": (run("--perturb hue"), 2, "needs pictures with 3 channels, got 1"),
     "similarity of tiny pictures": (run("--min-ssim 0.9"), 2, "min_ssim needs pictures"),
+    "information of small pictures": (run("--min-vif 0.1"), 2, "min_vif needs pictures"),
     "similarity over one": (run("--min-ssim 1.5"), 2, "min_ssim must lie in (0, 1)"),
     "policy": (run("--policy schedule"), 2, "did you mean 'scheduled'?"),
     "judge": (run("--judge exakt"), 2, "did you mean 'exact'?"),

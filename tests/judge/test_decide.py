@@ -1,12 +1,14 @@
-"""A claim about the fault rate is decided early, and wrongly in at most 5% of campaigns, however often one looks."""
+"""A claim is decided early, and wrongly in at most 5% of campaigns, however often one looks."""
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from themis.judge.decide import decide, rate_at_any_time, stakes
+from themis.judge.decide import decide, decide_recall, rate_at_any_time, recall_stakes, stakes
+from themis.measure.tests import Results, Tally, Tests
 from themis.search.policy import UNIFORM_STREAM, Space
 from themis.settings import FAILS, HOLDS, UNDECIDED
 
@@ -167,3 +169,66 @@ def test_any_limit_can_be_decided_both_ways(limit):
     assert decide("c", limit, n, 0, n).verdict == HOLDS
     times = int(20 / -np.log(limit)) + 10
     assert decide("c", limit, 10 * times, 10 * times, n).verdict == FAILS
+
+
+@pytest.mark.parametrize("limit", [0.3, 0.9])
+@pytest.mark.parametrize("recall", [0.0, 0.5, 1.0])
+def test_the_bet_on_a_recall_is_fair_at_its_limit_and_loses_on_average_below(limit, recall):
+    recalls = limit * np.linspace(recall, 1, 11)  # it grows to the limit
+    paths = np.array(list(product([False, True], repeat=11)))
+    chance = np.where(paths, recalls, 1 - recalls).prod(1)
+    stake = np.array([np.exp(recall_stakes(limit, path)[-1]) for path in paths])
+    mean = float(chance @ stake)
+    assert mean == pytest.approx(1) if recall == 1 else mean < 1
+
+
+@pytest.mark.parametrize("limit", [0.5, 0.9, 0.97])
+@pytest.mark.parametrize("tests_to_grow", [1, 30, 300])
+def test_a_recall_just_under_its_limit_is_rarely_said_to_hold(limit, tests_to_grow):
+    n, random = 2000, np.random.default_rng((int(100 * limit), tests_to_grow))
+    recall = (limit - 0.001) * -np.expm1(-np.arange(1, n + 1) * 5 / tests_to_grow)
+    wrong = sum(recall_stakes(limit, random.random(n) < recall).max() >= np.log(20) for _ in range(400))
+    assert wrong <= stats.binom.ppf(0.999, 400, 0.05)
+
+
+def faults_of(seed):
+    """Tests of these seeds, which all fail."""
+    n = np.arange(len(seed))
+    tests = Tests(n, seed, np.zeros((len(n), 1), np.float32), n, np.full(len(n), "uniform"))
+    return tests, Results(np.ones(len(n), bool), np.ones_like(n), np.full(len(n), -1, np.float32), None)
+
+
+@pytest.mark.parametrize("searched", [0.85, 0.89, 0.899])
+def test_campaigns_whose_recall_passes_the_limit_slowly_are_rarely_wrong(searched):
+    """The search found a seed with this share of the faults; the random tests find the rest, on 500 others."""
+    wrong, n, random = 0, 1000, np.random.default_rng(int(1000 * searched))
+    for _ in range(300):
+        tally, seed = Tally(501), np.where(random.random(n) < searched, 0, random.integers(1, 501, n))
+        tally.add(*faults_of(np.zeros(1, np.int64)), is_uniform=False)
+        tally.add(*faults_of(seed), is_uniform=True)
+        is_shown = recall_stakes(0.9, tally.uniform_known) >= np.log(20)
+        n_found = np.cumsum(~np.array(tally.uniform_known))
+        recall = searched + (1 - searched) * n_found / 500
+        wrong += bool(is_shown.any() and recall[is_shown.argmax()] < 0.9)
+    assert wrong <= stats.binom.ppf(0.999, 300, 0.05)
+
+
+@pytest.mark.parametrize(("limit", "n"), [(0.8, 25), (0.9, 54), (0.95, 111)])
+def test_the_known_faults_that_show_a_recall_are_those_of_the_documentation(limit, n):
+    assert [decide_recall("c", limit, k, [True] * k).verdict for k in (n - 1, n)] == [UNDECIDED, HOLDS]
+    assert f"| {limit:.0%} | {n} |" in PAGE.read_text()
+
+
+def test_a_recall_that_has_held_holds_whatever_follows():
+    assert decide_recall("c", 0.9, 1000, [True] * 60 + [False] * 200).verdict == HOLDS
+
+
+def test_an_open_claim_about_the_recall_says_how_many_more_tests_it_would_take():
+    decision = decide_recall("recall>=0.9", 0.9, 500, [False] * 20 + [True] * 30)
+    assert decision.verdict == UNDECIDED
+    assert decide_recall("c", 0.9, 0, [False] * 20 + [True] * (30 + decision.more_tests // 10)).verdict == HOLDS
+    assert "of the last 25 random faults, 25 had been found before; it would probably take" in decision.clause
+    hopeless = decide_recall("recall>=0.9", 0.9, 500, [False, True] * 30)
+    assert hopeless.more_tests is None
+    assert "more of the faults must be found first" in hopeless.clause
+    assert decide_recall("recall>=0.9", 0.9, 500, []).verdict == UNDECIDED

@@ -8,14 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy.signal import convolve2d
 from torch import nn
 
 import themis
 from themis import Target, UsageError
-from themis.measure.distance import change_of_contrast, ssim
+from themis.measure.distance import change_of_contrast, ssim, vif
 from themis.perturb import PERTURBATIONS
 from themis.report.page import read_view
-from themis.runs.display.text import opening
+from themis.runs.display.text import opening, summary_lines
 from themis.runs.replay import Replayer
 from themis.runs.store.reader import Reader
 
@@ -99,10 +100,79 @@ def test_inputs_without_an_ssim_are_rejected(shape):
         themis.run(net, torch.rand(5, *shape), "gaussian", min_ssim=0.5, max_tests=10)
 
 
+def test_pictures_that_are_too_small_for_vif_are_rejected(target):
+    with pytest.raises(UsageError, match=r"min_vif needs .* of at least 41 pixels per side, got inputs \[1, 16, 16\]"):
+        run(target, min_vif=0.5)
+
+
+@pytest.mark.parametrize("name", ["min_ssim", "min_vif"])
 @pytest.mark.parametrize("value", [0.0, 1.0, 1.5, -1])
-def test_an_impossible_similarity_is_rejected(target, value):
-    with pytest.raises(UsageError, match=r"min_ssim must lie in \(0, 1\)"):
-        run(target, min_ssim=value)
+def test_an_impossible_similarity_is_rejected(target, name, value):
+    with pytest.raises(UsageError, match=rf"{name} must lie in \(0, 1\)"):
+        run(target, **{name: value})
+
+
+def reference_vif(clean, disturbed):
+    """VIF of two grey pictures in 0..255, after the definition; each window is a sum over its pixels."""
+    left = total = 0.0
+    for scale in range(4):
+        side = 2 ** (4 - scale) + 1
+        line = np.exp(-0.5 * ((np.arange(side) - side // 2) / (side / 5)) ** 2)
+        window = np.outer(line, line) / line.sum() ** 2
+        if scale:
+            clean, disturbed = (convolve2d(x, window, "valid")[::2, ::2] for x in (clean, disturbed))
+        mean_a, mean_b = (convolve2d(x, window, "valid") for x in (clean, disturbed))
+        var_a, var_b, both = (
+            convolve2d(x * y, window, "valid") - mean_x * mean_y
+            for x, y, mean_x, mean_y in (
+                (clean, clean, mean_a, mean_a),
+                (disturbed, disturbed, mean_b, mean_b),
+                (clean, disturbed, mean_a, mean_b),
+            )
+        )
+        gain = np.maximum(both / var_a, 0)
+        left += np.log2(1 + gain**2 * var_a / (var_b - gain * both + 2)).sum()
+        total += np.log2(1 + var_a / 2).sum()
+    return left / total
+
+
+def textured(n=3):
+    """Pictures with colours and structure of several sizes."""
+    random = torch.Generator().manual_seed(0)
+    sizes = (torch.rand(n, 3, side, side, generator=random) for side in (3, 12, 48))
+    return sum(nn.functional.interpolate(each, (48, 48), mode="bilinear") for each in sizes) / 3
+
+
+def test_vif_is_that_of_the_definition_on_the_mean_over_the_channels():
+    clean = textured()
+    disturbed = 0.6 * clean + 0.1 * torch.rand(clean.shape, generator=torch.Generator().manual_seed(1))
+    pairs = zip(clean.double().mean(1).numpy() * 255, disturbed.double().mean(1).numpy() * 255, strict=True)
+    expected = [reference_vif(*pair) for pair in pairs]
+    assert vif(clean, disturbed, (0, 1)).tolist() == pytest.approx(expected, rel=1e-3)
+    assert vif(clean * 255, disturbed * 255, (0, 255)).tolist() == pytest.approx(expected, rel=1e-3)
+    clips, changed = clean.tile(1, 2, 1, 1).view(3, 2, 3, 48, 48), disturbed.tile(1, 2, 1, 1).view(3, 2, 3, 48, 48)
+    assert vif(clips, changed, (0, 1)).tolist() == pytest.approx(expected, rel=1e-3)
+
+
+def test_what_is_the_same_has_a_vif_of_1():
+    clean = torch.cat([textured(), torch.zeros(1, 3, 48, 48)])
+    assert vif(clean, clean, (0, 1)).tolist() == pytest.approx([1] * 4, rel=1e-3)
+
+
+def test_tests_that_tell_less_of_their_seed_are_dropped_replayed_and_compared(tmp_path):
+    torch.manual_seed(0)
+    net, pictures = nn.Sequential(nn.Flatten(), nn.Linear(3 * 48 * 48, 32), nn.ReLU(), nn.Linear(32, 10)), textured(20)
+    options = {"magnitude": 1.0, "max_tests": 400, "min_vif": 0.1, "out": tmp_path / "run"}
+    found = themis.run(net, pictures, "gaussian", **options)
+    assert 0 < found.rounds[-1].dropped < 400
+    assert any("too dissimilar from the seed: VIF below 0.1" in " ".join(line.split()) for line in summary_lines(found))
+    replays = [fault.replay() for fault in found.faults]
+    assert replays
+    assert all(replay.is_same for replay in replays)
+    assert all(float(vif(each.clean_inputs[None], each.inputs[None], (0, 1))) >= 0.1 for each in replays)
+    other = nn.Sequential(nn.Flatten(), nn.Linear(3 * 48 * 48, 10))
+    paired = themis.diff(found, themis.run(other, pictures, "gaussian", magnitude=1.0, max_tests=20), tests=100).paired
+    assert 0 < paired.dropped < 100
 
 
 def test_a_fault_records_its_distance_from_the_seed(target):

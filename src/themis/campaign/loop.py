@@ -21,7 +21,7 @@ from themis.campaign.state import PartialRound, State
 from themis.judge import choose_judge
 from themis.judge.calibration import Calibration, calibration_error, sum_gaps
 from themis.judge.coverage import Coverage, Judge, Sample, cover, exact, rescale
-from themis.judge.decide import Decision, decide, rate_at_any_time
+from themis.judge.decide import Decision, decide, decide_recall, rate_at_any_time
 from themis.judge.estimate import Estimate
 from themis.judge.gibbs import gibbs
 from themis.judge.interval import coverage_interval, design_effect
@@ -38,7 +38,7 @@ from themis.runs.faults import Faults
 from themis.runs.run import Round, Run, Seconds, Start
 from themis.runs.store.writer import Checkpoint
 from themis.search.kinds import ASCENTS, MARGIN_ASCENT, SENSITIVITY_ASCENT
-from themis.settings import MAX_RISK, UNDECIDED, Settings, claimed_limit
+from themis.settings import MAX_RISK, UNDECIDED, Settings, read_claim
 from themis.text import counted, percent
 
 
@@ -283,7 +283,7 @@ def conclude(setup: Setup, state: State, start: Start, faults: Faults, reason: s
             fault_rate=fault_rate(
                 tests_by_seed[setup.space.seeds], faults_by_seed[setup.space.seeds], setup.space.seed_weight
             )
-            if decision is None or not decision.tests
+            if decision is None or decision.known is not None or not decision.tests
             else rate_at_any_time(decision.tests, decision.faults),
             decision=decision,
             residual_risk=state.rounds[-1].residual_risk,
@@ -390,20 +390,24 @@ def current_decision(setup: Setup, state: State) -> Decision | None:
     claim, tally = setup.settings.decide, state.tally
     if claim is None:
         return None
+    figure, limit = read_claim(claim)
+    if figure == "recall":
+        return decide_recall(claim, limit, tally.uniform_tests, tally.uniform_known)
     n_faults = int(tally.uniform_faults_by_seed.sum())
-    return decide(claim, claimed_limit(claim), tally.uniform_tests, n_faults, len(setup.space.seeds))
+    return decide(claim, limit, tally.uniform_tests, n_faults, len(setup.space.seeds))
 
 
 def _last_test(setup: Setup) -> float:
-    """The number of tests after which a claim has no seed left to test; infinite without a claim."""
-    return inf if setup.settings.decide is None else int(len(setup.space.seeds) / setup.settings.uniform_share)
+    """The number of tests after which no seed is left to test once; infinite if seeds are tested again."""
+    settings = setup.settings
+    return int(len(setup.space.seeds) / settings.uniform_share) if settings.tests_each_seed_once else inf
 
 
 def next_round_size(setup: Setup, state: State, n_tests: int) -> int:
     """The number of tests of the round that begins after `n_tests` tests; smaller if a budget is nearly spent."""
     settings = setup.settings
     size = settings.round_size or 0
-    if not size and settings.decide is not None:
+    if not size and settings.tests_each_seed_once:
         size = max(DECISION_SIZE, n_tests // DECISION_SHARE)
     elif not size and state.policy.needs_gradient:
         size = len(setup.space.seeds)

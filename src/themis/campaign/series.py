@@ -35,6 +35,7 @@ from themis.errors import DataError, ModelError, UsageError, warn
 from themis.oracle import Oracle
 from themis.perturb import Perturbation
 from themis.perturb.perturbation import is_same_code
+from themis.runs.analysis.review import read_review
 from themis.runs.environment import (
     check_same_tests,
     describe_environment,
@@ -175,6 +176,7 @@ class CampaignSeries:
                     f"the {subject} must be the same as in the run, but the hash differs: pass the same, or start a "
                     "new run"
                 )
+        read_review(run)  # refuses the marks of another run before a test is run
         checkpoint = run.checkpoint()
         clock = Clock()
         with clock.timed("measure"):
@@ -195,7 +197,7 @@ class CampaignSeries:
         else:  # from here on the folder changes
             store.reopen(record, plan.settings.max_stored, signs=signs)
             recorder = Recorder(faults, callbacks, store)
-        return replace(run_campaign(setup, state, recorder), folder=run.path)
+        return replace(run_campaign(setup, state, recorder), folder=run.path, review=read_review(run.path))
 
     def _criterion(self, plan: CampaignPlan) -> CampaignCriterion | None:
         return prepare_criterion(plan.settings, plan.policy, self.tested.target, self.tested.seeds, self.train)

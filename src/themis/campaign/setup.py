@@ -16,7 +16,7 @@ from themis.criteria import Criterion, View, choose_criterion
 from themis.data.features import Features
 from themis.data.groups import read_groups
 from themis.data.seeds import Seeds, class_numbers, read_seeds
-from themis.data.slices import SliceColumn, read_seed_weights
+from themis.data.slices import SliceColumn, read_seed_weights, slice_columns
 from themis.errors import DataError, ModelError, UsageError, warn
 from themis.judge.coverage import Rule, relative_scale
 from themis.measure.calculator import Calculator, Limits
@@ -39,7 +39,7 @@ from themis.runs.run import Start, covers_neurons
 from themis.runs.source import Origin
 from themis.search import Policy, Space
 from themis.search.policy import UNIFORM_STREAM
-from themis.settings import Settings
+from themis.settings import Settings, least_similarity
 from themis.target import diagnose
 from themis.target.against import Against
 from themis.target.alignment import align_seeds, align_target
@@ -318,7 +318,7 @@ def prepare(
         weight[space.seeds] = space.seed_weight
     sliced = SlicedSeeds(facts.seed_id, class_of_seeds(calculator), weight)
     metadata, columns = None if seeds.datums is None else seeds.datums.metadata, []
-    if settings.decide is None:
+    if not settings.tests_each_seed_once:
         columns = sliced.columns(settings.slice_by, seeds.classes, metadata)
 
     @lru_cache(maxsize=REMEMBERED)
@@ -469,7 +469,7 @@ def _search_space(
         facts.clean_answer[usable],
         gradient_cost,
     )
-    return replace(space, seed_weight=weights, in_turn=settings.decide is not None)
+    return replace(space, seed_weight=weights, in_turn=settings.tests_each_seed_once)
 
 
 def class_of_seeds(calculator: Calculator) -> Ints:
@@ -593,10 +593,16 @@ def read_tested(
         check_fits(perturbation, seeds.shape[1:])
         if perturbation.inputs == "table":
             seeds.features.check_inside(target.bounds)
-    check_similarity(settings.min_ssim, seeds.shape[1:])
+    check_similarity(least_similarity(vars(settings)), seeds.shape[1:])
     groups = None if settings.split_by is None else read_groups(settings.split_by, seeds)
     split = None if settings.split is None else SeedSplit.of(seeds, settings.split, settings.split_seed, groups)
-    return TestedModel(target, seeds if split is None else split.search(seeds), split, origin, class_names)
+    seeds = seeds if split is None else split.search(seeds)
+    if settings.seed_weights is not None:
+        read_seed_weights(settings.seed_weights, seeds)
+    if settings.slice_by is not None:  # the classes are known only when the model has answered
+        metadata = {} if seeds.datums is None else seeds.datums.metadata
+        slice_columns(settings.slice_by, seeds.seed_id.numpy(), np.arange(len(seeds)) % 2, None, metadata)
+    return TestedModel(target, seeds, split, origin, class_names)
 
 
 def describe_columns(seeds: Seeds, features: Features | str | Path | None) -> Seeds:

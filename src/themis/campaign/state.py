@@ -283,8 +283,8 @@ def _check_arrays(initial: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
     for name, before in initial.items():
         after = saved.get(name)
         if after is None:
-            if name.startswith(("/policy", "/seeds", "/gaps")):
-                continue  # a policy may have a former name; earlier versions had no seeds and no gaps
+            if name.startswith(("/policy", "/seeds", "/gaps", "/tally/uniform_known")):
+                continue  # a policy may have a former name; earlier versions lacked the others
             raise StoreError(OTHER_VERSION)
         can_shrink = name == "/open_neurons"
         is_grown = after.shape[1:] == before.shape[1:] and (can_shrink or after.shape[:1] >= before.shape[:1])

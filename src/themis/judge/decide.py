@@ -1,4 +1,4 @@
-"""Whether a fault rate is within a limit, as early as possible: certain at 95%, however often one looks.
+"""Whether a fault rate or a recall keeps a limit, as early as possible: certain at 95%, however often one looks.
 
 Each input is tested once, and inputs are a sample of a population, so that faults are independent events with one
 probability: the fault rate over inputs like these. A bet against "the rate is above the limit" multiplies its stake by
@@ -6,12 +6,17 @@ the likelihood of each result under a smaller rate, relative to that at the limi
 stake is expected to shrink or stay, and by Ville's inequality it ever reaches 20 times its start in at most 5% of
 campaigns. The stake is divided among several smaller rates. A second bet, among larger rates, is against "the rate is
 within the limit". For any true rate only one of the two answers is wrong, so each may take the whole 5%.
+
+The recall is the share of faults of random tests that the campaign already knows: each counts as often as it occurs. At
+its time, a random test is independent of what came before, so if it is a fault, it is a known one with a probability of
+the recall then. What is known stays known, so the recall never falls, and no bet against "the recall is under the
+limit" has gained on average as long as it was. That the recall stays under a limit is never certain.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,30 +39,40 @@ MOST_FORECAST_TESTS = 10**8
 
 @dataclass(frozen=True)
 class Decision:
-    """The verdict on a claim about the fault rate, with a probability of a wrong one of at most 5%."""
+    """The verdict on a claim about the fault rate or the recall; it is wrong with a probability of at most 5%."""
 
     claim: str
     verdict: str
     """holds, does not hold, or undecided."""
     tests: int
-    """Tests that it is based on, each of another seed."""
+    """Random tests that it is based on; for a fault rate, each of another seed."""
     faults: int
     more_tests: int | None
     """Tests still needed if faults stay as frequent; None if it is decided, or too close to the limit."""
     more_seeds: int | None
     """Seeds that these tests need beyond those of the data."""
+    known: int | None = None
+    """Of the later half of the faults, those that the campaign knew before; None in a claim about the fault rate."""
 
     @property
     def clause(self) -> str:
         """The verdict, what it is based on and, if it is open, what would probably decide it."""
         found = f"{counted(self.faults, 'fault')} on {counted(self.tests, 'seed')}, each tested once"
+        never, kind = "the rate is too close to the limit for any number of tests", "tests"
+        if self.known is not None:
+            recent = counted(self.faults - self.faults // 2, "random fault")
+            found = f"of the last {recent}, {self.known:,} had been found before"
+            never, kind = "more of the faults must be found first", "random tests"
+            if not self.faults:
+                found, never = "no random test was a fault", "decide the fault rate instead"
         if self.verdict != UNDECIDED:
             return f"{self.claim} {self.verdict} (certain at {1 - ERROR:.0%}): {found}"
         if self.more_tests is None:
-            return f"{self.claim} is undecided: {found}; the rate is too close to the limit for any number of tests"
+            return f"{self.claim} is undecided: {found}; {never}"
         tests, seeds = (f"{float(f'{n:.2g}'):,.0f}" for n in (self.more_tests, self.more_seeds or 0))
         needed = f"and {seeds} more seeds" if self.more_seeds else "for which the data has the seeds"
-        return f"{self.claim} is undecided: {found}; it would probably take {tests} more tests, {needed}"
+        needed = f", {needed}" if self.known is None else ""
+        return f"{self.claim} is undecided: {found}; it would probably take {tests} more {kind}{needed}"
 
 
 def decide(claim: str, limit: float, tests: int, faults: int, n_seeds: int) -> Decision:
@@ -66,6 +81,30 @@ def decide(claim: str, limit: float, tests: int, faults: int, n_seeds: int) -> D
     verdict = HOLDS if smaller >= 1 / ERROR else FAILS if larger >= 1 / ERROR else UNDECIDED
     more = _more_tests(limit, tests, faults) if verdict == UNDECIDED else None
     return Decision(claim, verdict, tests, faults, more, None if more is None else max(0, tests + more - n_seeds))
+
+
+def decide_recall(claim: str, limit: float, tests: int, is_known: Sequence[bool]) -> Decision:
+    """The verdict on a limit of the recall after so many random tests; which of their faults were known, in order."""
+    n, logs = len(is_known), recall_stakes(limit, is_known)
+    known, more = sum(is_known[n // 2 :]), None
+    holds = bool(logs.max(initial=0.0) >= -math.log(ERROR))
+    share = (known + 0.5) / (n - n // 2 + 1)
+    gain = share * math.log(share / limit) + (1 - share) * math.log((1 - share) / (1 - limit))
+    if not holds and n and share > limit:
+        more = math.ceil((-math.log(ERROR) - logs[-1]) / gain * tests / n)
+    return Decision(claim, HOLDS if holds else UNDECIDED, tests, n, more, None, known)
+
+
+def recall_stakes(limit: float, is_known: Sequence[bool] | NDArray[np.bool_]) -> NDArray[np.float64]:
+    """The logarithm of what the bet against "the recall is under the limit" has made of 1 after each random fault.
+
+    The next fault is bet to be known as often as those of the later half so far, if that is more often than the limit.
+    """
+    known, number = np.asarray(is_known, dtype=bool), np.arange(len(is_known))
+    before = np.append(0, np.cumsum(known))
+    share = (before[number] - before[number // 2] + 0.5) / (number - number // 2 + 1)
+    share = np.maximum(share, limit)
+    return np.cumsum(np.where(known, np.log(share / limit), np.log((1 - share) / (1 - limit))))
 
 
 def stakes(limit: float, tests: Any, faults: Any) -> tuple[Any, Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -22,7 +22,7 @@ from themis.measure.tests import Bools, Ints, Tests
 from themis.oracle import Motion, Oracle
 from themis.perturb import Context, Perturbation, perturb
 from themis.progress import step
-from themis.settings import Settings
+from themis.settings import Settings, least_similarity
 from themis.target.activations import OUTPUT, Layer, flatten
 from themis.target.blackbox import BlackBox
 from themis.target.requests import RequestCounts
@@ -92,7 +92,8 @@ class Limits:
     chunk: int | None = None
     """The number of tests per forward pass if an earlier campaign has determined it."""
     batch_size: int | None = None
-    min_ssim: float | None = None
+    least: Mapping[str, float] = field(default_factory=dict)
+    """How similar tests must be to their seeds, by measure."""
 
     @staticmethod
     def of(settings: Settings, device: torch.device, chunk: int | None = None, n_sharing: int = 1) -> Limits:
@@ -101,7 +102,7 @@ class Limits:
             clean_bytes = spare_bytes(device) // n_sharing
         else:
             clean_bytes = int(settings.clean_memory_gib * 2**30)
-        return Limits(clean_bytes, chunk, settings.batch_size, settings.min_ssim)
+        return Limits(clean_bytes, chunk, settings.batch_size, least_similarity(vars(settings)))
 
 
 class Calculator:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.nn.functional import conv2d
 
 from themis.errors import UsageError
 
@@ -87,21 +89,68 @@ def change_of_contrast(inputs: Tensor, disturbed: Tensor) -> float:
     return float((change / contrast).square().mean().sqrt()) if contrast.sum() > 0 else math.inf
 
 
-def check_similarity(min_ssim: float | None, shape: tuple[int, ...]) -> None:
-    """Refuse `min_ssim` for inputs of a shape (of one input) that has no SSIM."""
-    if min_ssim is not None and (len(shape) not in (3, 4) or min(shape[-2:]) < WINDOW):
-        raise UsageError(
-            f"min_ssim needs pictures [channels, height, width], or clips of them, of at least {WINDOW} pixels per "
-            f"side, got inputs {list(shape)}: leave it out"
-        )
+def check_similarity(least: Mapping[str, float], shape: tuple[int, ...]) -> None:
+    """Refuse limits of similarity for inputs of a shape (of one input) that has no such measure."""
+    for name in least:
+        side = _MEASURES[name][1]
+        if len(shape) not in (3, 4) or min(shape[-2:]) < side:
+            raise UsageError(
+                f"min_{name} needs pictures [channels, height, width], or clips of them, of at least {side} pixels per "
+                f"side, got inputs {list(shape)}: leave it out"
+            )
+
+
+def is_similar(inputs: Tensor, disturbed: Tensor, bounds: tuple[float, float], least: Mapping[str, float]) -> Tensor:
+    """Which tests are as similar to their seeds as the limits ask."""
+    similar = torch.ones(len(inputs), dtype=torch.bool, device=inputs.device)
+    for name, limit in least.items():
+        similar &= _MEASURES[name][0](inputs, disturbed, bounds) >= limit
+    return similar
 
 
 def similar_first(
-    inputs: Tensor, disturbed: Tensor, n: int, bounds: tuple[float, float], min_ssim: float
+    inputs: Tensor, disturbed: Tensor, n: int, bounds: tuple[float, float], least: Mapping[str, float]
 ) -> tuple[Tensor, int]:
     """The order that puts tests similar to their seed first, and how many of the first `n` are similar."""
     with torch.no_grad():
-        is_similar = ssim(inputs[:n], disturbed.detach()[:n], bounds) >= min_ssim
+        similar = is_similar(inputs[:n], disturbed.detach()[:n], bounds, least)
     order = torch.arange(len(inputs), device=inputs.device)
-    order[:n] = torch.cat([is_similar.nonzero(), (~is_similar).nonzero()]).squeeze(1)
-    return order, int(is_similar.sum())
+    order[:n] = torch.cat([similar.nonzero(), (~similar).nonzero()]).squeeze(1)
+    return order, int(similar.sum())
+
+
+_NOISE = 2 / 255**2
+"""The variance of the noise of seeing, for pictures in 0..1."""
+
+
+def vif(inputs: Tensor, disturbed: Tensor, bounds: tuple[float, float]) -> Tensor:
+    """The visual information fidelity `[tests]`: the share of what a picture or clip tells that is left of it.
+
+    Sheikh and Bovik 2006, in the domain of pixels, on the mean over the channels, at four scales; 1 for the same one.
+    """
+    frames = ((x - bounds[0]).float().mean(-3).flatten(0, -3) / (bounds[1] - bounds[0]) for x in (inputs, disturbed))
+    clean, other = (x[:, None] for x in frames)
+    left = total = torch.zeros(len(clean), device=clean.device)
+    for scale, radius in enumerate((8, 4, 2, 1)):
+        if scale:
+            clean, other = (_filtered(x, radius)[..., ::2, ::2] for x in (clean, other))
+        products = torch.cat([clean, other, clean * clean, other * other, clean * other], 1)
+        a, b, aa, bb, ab = _filtered(products, radius).unbind(1)
+        var_a, var_b, covariance = (aa - a * a).clamp(min=0), (bb - b * b).clamp(min=0), ab - a * b
+        gain = (covariance / (var_a + 1e-10)).clamp(min=0)
+        added = (var_b - gain * covariance).clamp(min=0)
+        left = left + torch.log1p(gain**2 * var_a / (added + _NOISE)).flatten(1).sum(1)
+        total = total + torch.log1p(var_a / _NOISE).flatten(1).sum(1)
+    left, total = (x.view(len(inputs), -1).sum(1) for x in (left, total))
+    return torch.where(total > 0, left / total, 1.0)
+
+
+def _filtered(pictures: Tensor, radius: int) -> Tensor:
+    """Pictures `[tests, channels, height, width]` under a Gaussian filter, without their margin."""
+    kernel = torch.exp(-12.5 * (torch.arange(-radius, radius + 1, device=pictures.device) / (2 * radius + 1)) ** 2)
+    rows = (kernel / kernel.sum()).expand(pictures.shape[1], 1, 1, -1)
+    return conv2d(conv2d(pictures, rows, groups=len(rows)), rows.mT, groups=len(rows))
+
+
+_MEASURES = {"ssim": (ssim, WINDOW), "vif": (vif, 41)}
+"""The measures of similarity, and the smallest side in pixels that they need."""

@@ -403,7 +403,7 @@ class EagerRunner:
 
     def _disturb(self, tests: Tests, needs_gradient: bool) -> _DisturbedChunk:
         """The tests' inputs; those that are too dissimilar from their seed are moved to the end and not run."""
-        calculator, n, min_ssim = self.calculator, len(tests), self.calculator.limits.min_ssim
+        calculator, n, least = self.calculator, len(tests), self.calculator.limits.least
         block = 1
         if calculator.perturbation.passes:
             block = attack_size(calculator.chunk, calculator.layers, calculator.device)
@@ -412,8 +412,8 @@ class EagerRunner:
         leaf = theta.requires_grad_(needs_gradient)
         inputs, disturbed, motion = calculator.disturb(rows, theta, noise_seed, n)
         order, n_run = self._every_row[: len(rows)], n
-        if min_ssim is not None:
-            order, n_run = similar_first(inputs, disturbed, n, calculator.target.bounds, min_ssim)
+        if least:
+            order, n_run = similar_first(inputs, disturbed, n, calculator.target.bounds, least)
             if 0 < n_run < n:
                 columns = (rows, theta, noise_seed, inputs, disturbed)
                 rows, theta, noise_seed, inputs, disturbed = (column[order] for column in columns)
@@ -578,7 +578,7 @@ class CapturedRunner:
         """A graph of a pass of so many rows."""
         calculator, clean, observer = self.calculator, self.calculator.clean, self.observer
         inputs, is_float = calculator.inputs, calculator.dtype == torch.float32
-        is_plain = calculator.limits.min_ssim is None and calculator.seeds.others is None
+        is_plain = not calculator.limits.least and calculator.seeds.others is None
         is_plain = is_plain and (observer is None or observer.can_be_captured) and is_float
         is_plain = is_plain and isinstance(calculator.target, Target) and can_fold(calculator.device)
         if not is_plain or not isinstance(inputs, Tensor):

@@ -122,6 +122,7 @@ class Tally:
     searched: the distinct faults that the search stream has seen.
     uniform_first_seen: for each distinct fault of the uniform stream, its first uniform test, dropped ones not counted.
     uniform_new: those of them that the search had not seen by then.
+    uniform_known: for each fault of the uniform stream, whether any test had shown it before.
     """
 
     def __init__(self, n_seeds: int) -> None:
@@ -134,6 +135,7 @@ class Tally:
         self.uniform_times_seen: Counter[Fault] = Counter()
         self.uniform_first_seen: dict[Fault, int] = {}
         self.uniform_new: set[Fault] = set()
+        self.uniform_known: list[bool] = []
         self.kinds: dict[str, dict[str, int]] = {}
         self.near_ties: list[int] = []
 
@@ -151,6 +153,7 @@ class Tally:
             "uniform_times_seen": times_seen,
             "uniform_first_seen": first_seen,
             "uniform_new": is_new,
+            "uniform_known": np.array(self.uniform_known, dtype=bool),
             "near_ties": np.array(self.near_ties, dtype=np.int64),
             "counts": {name: getattr(self, name) for name in COUNTS},
             "kinds": self.kinds,
@@ -160,6 +163,7 @@ class Tally:
         """Continue from a state."""
         vars(self).update({name: state["counts"][name] for name in COUNTS})
         self.kinds, self.near_ties = state["kinds"], state["near_ties"].tolist()
+        self.uniform_known = state["uniform_known"].tolist() if "uniform_known" in state else []
         self.uniform_tests_by_seed[:] = state["uniform_tests_by_seed"]
         self.uniform_faults_by_seed[:] = state["uniform_faults_by_seed"]
         distinct = [(seed, outcome) for seed, outcome in state["distinct"].tolist()]
@@ -189,6 +193,8 @@ class Tally:
         if is_uniform:
             self.uniform_new.update(fault for fault in found if fault not in self.distinct)
         for fault, number in zip(found, tests.number[at].tolist(), strict=True):
+            if is_uniform:
+                self.uniform_known.append(fault in self.distinct)
             self.distinct.setdefault(fault, number)
             self.failing_seeds.setdefault(fault[0], number)
         if is_uniform:

@@ -178,7 +178,7 @@ def not_tested(evidence: Evidence) -> list[str]:
     if untried:
         lines.append(f"{untried:,} of the inputs under random disturbance: the rates are estimated from the others.")
     if counts.dropped:
-        lines.append(f"{counted(counts.dropped, 'test')} that would have changed the input too much (min_ssim).")
+        lines.append(f"{counted(counts.dropped, 'test')} that were too unlike their inputs (min_ssim, min_vif).")
     if view.reach:
         lines.append(f"Faults that were not found: {left_to_find(evidence.last)}.")
     lines.append("Inputs that the search could not break may break: it tries many disturbances, and proves nothing.")

@@ -257,7 +257,8 @@ class Retraining:
     ) -> list[Reading]:
         """Examine models on the judge seeds; `original` is the examination of the original model, if there is one."""
         plan, settings = self.plan, self.source.settings
-        exam = Exam(plan.draws, self.passes, settings.random_seed, plan.strengths, settings.min_ssim)
+        similarity = (settings.min_ssim, settings.min_vif)
+        exam = Exam(plan.draws, self.passes, settings.random_seed, plan.strengths, *similarity)
 
         def run(unit: WorkUnit) -> Reading:
             target, ledger = models[unit.seed]

@@ -120,7 +120,8 @@ class Exam:
     strengths: bool = False
     """Whether to shrink the campaign's faults to the smallest strength that breaks each seed."""
     min_ssim: float | None = None
-    """That of the campaign."""
+    """That of the campaign, like `min_vif`."""
+    min_vif: float | None = None
 
 
 def examine(
@@ -154,6 +155,7 @@ def examine(
             max_passes=exam.passes,
             random_seed=exam.random_seed,
             min_ssim=exam.min_ssim,
+            min_vif=exam.min_vif,
             policy="scheduled",
             max_tests=None,
             plateau=None,

@@ -20,6 +20,7 @@ from themis.reading import check_form
 from themis.runs.fault import MAX_TESTS, STREAMS
 from themis.runs.run import Round, Seconds, SliceRate, StrengthPart
 from themis.runs.store.schema import PROGRESS
+from themis.settings import read_claim
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -271,8 +272,10 @@ class SlicedSeeds:
 
 def slices_of(run: Reader, slice_by: str) -> tuple[SliceRate, ...]:
     """The fault rate by other slices of a run, without running its model."""
-    if run.record["settings"].get("decide") is not None:
-        raise UsageError(f"slice_by needs a run without decide, but {run.path} has one: run it again without")
+    if read_claim(run.record["settings"].get("decide"))[0] == "fault_rate":
+        raise UsageError(
+            f"slice_by needs a run that decided no fault rate, but {run.path} has one: run it again without"
+        )
     progress = read_progress(run)
     if progress is None or progress.seeds is None:
         raise UsageError(f"slice_by needs tests by this version of Themis, but {run.path} has none: run it again")

@@ -34,7 +34,7 @@ from themis.runs.source import Origin, recorded_origin
 from themis.runs.store.reader import Reader
 from themis.runs.store.tensors import Tensors
 from themis.runs.trust import Permission, Trusted, names_code, permit, perturbation_code
-from themis.settings import Settings
+from themis.settings import Settings, least_similarity
 from themis.target.activations import Layer
 from themis.target.alignment import align_seeds, align_target, bound, coded, with_datums
 from themis.target.blackbox import as_target, fresh_answers
@@ -272,7 +272,7 @@ class Replayer:
             seeds = seeds[is_requested.nonzero()[:, 0]].in_memory()
         size = chunk or record["start"]["chunk"]
         self._check_memory(size, seeds.shape[1:])
-        limits = Limits(chunk=size, min_ssim=record["settings"]["min_ssim"])
+        limits = Limits(chunk=size, least=least_similarity(record["settings"]))
         with threads(record["environment"]["threads"]), self.target.opened(), torch.no_grad():
             calculator = Calculator.trace(self.target, seeds, self.perturbation, self.oracle, limits)
             calculator.take_clean(clean_outputs(calculator), settles=self._settles)

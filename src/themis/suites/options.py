@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from themis.errors import UsageError
 from themis.options import check_known, check_numbers, check_rules, option
-from themis.settings import Settings
+from themis.settings import Settings, read_claim
 
 TESTS_PER_MEMBER = 1000
 """Tests of a suite per member, unless the user says otherwise."""
@@ -49,14 +48,12 @@ class SuiteOptions:
             "level_seeds": (self.level_seeds is None or self.level_seeds > 0, "be positive, or None for all"),
         }
         if self.decide is not None:
-            rules["decide"] = (read_claim(self.decide)[1] > 0, "be mce<=X or mean_error<=X with X above 0")
+            figure, limit = read_claim(self.decide)
+            rules["decide"] = (
+                figure in ("mce", "mean_error") and limit > 0,
+                "be mce<=X or mean_error<=X with X above 0",
+            )
         check_rules(self, rules)
-
-
-def read_claim(claim: str) -> tuple[str, float]:
-    """The figure of a claim such as mce<=0.8 and its limit, which is 0 if it is no claim."""
-    found = re.fullmatch(r"(mce|mean_error)<=(\d*\.?\d+(?:e-?\d+)?)", claim.replace(" ", ""))
-    return ("", 0.0) if found is None else (found[1], float(found[2]))
 
 
 def read_options(options: dict[str, Any]) -> tuple[SuiteOptions, Settings]:

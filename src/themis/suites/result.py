@@ -21,10 +21,9 @@ from themis.runs.run import Run
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import DATABASE, theta_column
 from themis.runs.trust import Trusted
-from themis.settings import FAILS, HOLDS, UNDECIDED
+from themis.settings import FAILS, HOLDS, UNDECIDED, read_claim
 from themis.suites.folder import SUITE, is_running, is_suite, read_record
 from themis.suites.grades import Interval, MeanRatio, SuiteGrades, corruption_errors, ends
-from themis.suites.options import read_claim
 from themis.target.target import AnyTarget
 from themis.text import counted, percent
 

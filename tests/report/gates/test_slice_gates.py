@@ -179,18 +179,11 @@ def test_columns_that_are_none_are_refused_before_the_first_test(run, table, tmp
     slice_by = column.format(table=table, short=short)
     with pytest.raises((UsageError, DataError), match=reason):
         check_gates(run.folder, Gates.of(max_fault_rate=0.2, slice_by=slice_by))
-    seen = []
+    net, answered = Net(), []
+    net.register_forward_hook(lambda module, inputs, output: answered.append(len(output)))
     with pytest.raises((UsageError, DataError), match=reason):
-        themis.run(Net(), data(), SHIFT, slice_by=slice_by, callbacks=[Watch(seen)], max_tests=100)
-    assert seen == []
-
-
-class Watch(themis.Callback):
-    def __init__(self, seen):
-        self.seen = seen
-
-    def on_start(self, start):
-        self.seen.append(start)
+        themis.run(net, data(), SHIFT, slice_by=slice_by, max_tests=100)
+    assert sum(answered) < 100, "the clean inputs may be many, and the model slow"
 
 
 def test_slices_without_a_limit_are_refused():
@@ -206,7 +199,7 @@ def test_a_run_that_stops_when_it_has_decided_has_no_slices(tmp_path):
     target = themis.Target(Net(), bounds=(0, 1))
     run = themis.run(target, data(), SHIFT, out=tmp_path / "run", decide="fault_rate<=0.5")
     assert run.slices == ()
-    with pytest.raises(UsageError, match="slice_by needs a run without decide"):
+    with pytest.raises(UsageError, match="slice_by needs a run that decided no fault rate"):
         check_gates(run.folder, Gates.of(max_fault_rate=0.2, slice_by="class"))
 
 

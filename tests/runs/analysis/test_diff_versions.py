@@ -172,10 +172,10 @@ def test_runs_of_models_in_memory_are_opened_with_them(base, tmp_path):
 
 def test_comparing_does_not_change_the_campaigns_calculator(base):
     calculator = base.faults.handle.calculator
-    before = (calculator.clean.oracle, calculator.limits.min_ssim)
+    before = (calculator.clean.oracle, calculator.limits.least)
     fault = base.faults[0]
     themis.diff(campaign(0.45, min_ssim=0.2), base, tests=50)
-    assert (calculator.clean.oracle, calculator.limits.min_ssim) == before
+    assert (calculator.clean.oracle, calculator.limits.least) == before
     assert fault.replay().is_same
 
 

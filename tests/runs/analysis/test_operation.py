@@ -186,3 +186,8 @@ def test_a_table_without_weights_is_refused(tmp_path, content, reason):
     table.write_text(content)
     with pytest.raises(DataError, match=reason):
         read_seed_weights(f"{table}:often", SEEDS)
+    net, answered = Mean(), []
+    net.register_forward_hook(lambda module, inputs, output: answered.append(len(output)))
+    with pytest.raises(DataError, match=reason):
+        themis.run(Target(net, bounds=(0, 1)), (INPUTS, LABELS), shift(), seed_weights=f"{table}:often", **OPTIONS)
+    assert sum(answered) < 100, "the clean inputs may be many, and the model slow"

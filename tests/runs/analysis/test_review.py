@@ -166,13 +166,25 @@ def test_marks_survive_a_campaign_that_is_resumed_and_its_report(run):
     review(run, 50)
     before = (run / REVIEWS).read_bytes()
     target = Target(Mean(), bounds=(0, 1))
-    themis.resume(run, target, DATA, perturbation=SHIFT, max_tests=3000)
+    resumed = themis.resume(run, target, DATA, perturbation=SHIFT, max_tests=3000)
+    assert resumed.review == read_review(run)
+    assert json.loads((run / "summary.json").read_text())["review"]["valid"] == resumed.review.valid
     page = themis.open_run(run).report()
     assert (run / REVIEWS).read_bytes() == before
     result = read_review(run)
     assert result.marked == 50
     assert result.fault_rate.low < TRUTH < result.fault_rate.high
     assert '"counts":"' + result.counts in page.read_text()
+
+
+def test_a_campaign_with_the_marks_of_another_run_is_not_resumed(run, tmp_path):
+    campaign(tmp_path / "other", random_seed=9)
+    review(tmp_path / "other", 5)
+    (run / REVIEWS).write_bytes((tmp_path / "other" / REVIEWS).read_bytes())
+    target, before = Target(Mean(), bounds=(0, 1)), (run / "summary.json").read_bytes()
+    with pytest.raises(StoreError, match="about a fault of another"):
+        themis.resume(run, target, DATA, perturbation=SHIFT, max_tests=3000)
+    assert (run / "summary.json").read_bytes() == before
 
 
 def test_a_process_killed_while_it_writes_a_mark_loses_no_other(run):

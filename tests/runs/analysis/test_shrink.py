@@ -336,7 +336,7 @@ def test_images_too_dissimilar_from_their_seed_are_not_faults():
     assert len(shrunk) == len(faults) > 20
     assert all(each.ssim >= 0.8 and each.after["share"] > 0.7 for each in shrunk)
     calculator = run.faults.handle.calculator
-    calculator.limits = replace(calculator.limits, min_ssim=None)
+    calculator.limits = replace(calculator.limits, least={})
     assert all(each.after["share"] < 0.7 for each in shrink(run, faults))
 
 

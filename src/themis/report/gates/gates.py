@@ -24,9 +24,8 @@ from themis.runs.replay import AnyRun, Replayer, as_run, read_run
 from themis.runs.run import Run, SliceRate
 from themis.runs.store.reader import Reader
 from themis.runs.trust import Trusted
-from themis.settings import HOLDS, MAX_RISK, UNDECIDED, claimed_limit
+from themis.settings import HOLDS, MAX_RISK, UNDECIDED, read_claim
 from themis.suites.folder import is_suite, name_suites
-from themis.suites.options import read_claim
 from themis.suites.result import CorruptionErrors, Rebuild, SuiteDecision, SuiteRun, open_members
 from themis.target.blackbox import BlackBox
 from themis.target.estimator import Estimator
@@ -280,7 +279,7 @@ def _check_end(summary: dict[str, Any], name: str) -> GateResult:
     text = f"{found}; {stop[:1].lower()}{stop[1:]}"
     remedy = f"the campaign ended early: resume it with themis resume {name}"
     if tests == dropped:
-        text, remedy = f"all {tests:,} tests were dropped", "lower min_ssim or the magnitude"
+        text, remedy = f"all {tests:,} tests were dropped", "lower min_ssim, min_vif or the magnitude"
     has_passed = summary["stop_reason"] not in ("user", "error") and tests > dropped
     return GateResult("campaign", has_passed, None, None, text, remedy)
 
@@ -334,10 +333,11 @@ def _check_decision(decision: Decision, summary: dict[str, Any], name: str) -> G
     remedy = REMEDY_OF_CLAIM
     if decision.verdict == UNDECIDED:
         tests = math.ceil(summary["tests"] * (1 + (decision.more_tests or 0) / max(1, decision.tests)))
-        budget = f"--max-tests {tests}" if summary["stop_reason"] == "tests" else "and a larger budget"
-        needs_seeds = decision.more_seeds or decision.more_tests is None
+        is_known = summary["stop_reason"] == "tests" and decision.more_tests is not None
+        budget = f"--max-tests {tests}" if is_known else "and a larger budget"
+        needs_seeds = decision.more_seeds or (decision.more_tests is None and decision.known is None)
         remedy = "give more seeds" if needs_seeds else f"continue it with themis resume {name} {budget}"
-    limit = claimed_limit(decision.claim)
+    limit = read_claim(decision.claim)[1]
     return GateResult("decide", decision.verdict == HOLDS, None, limit, decision.clause, remedy)
 
 

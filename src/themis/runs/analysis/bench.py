@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from themis.data.seeds import Seeds
 from themis.errors import DataError
 from themis.measure.calculator import Calculator
-from themis.measure.distance import distances
+from themis.measure.distance import distances, is_similar
 from themis.measure.tests import Floats, Ints, Tests
 from themis.perturb.table import COUNTED
 from themis.runs.estimates import range_shares
@@ -92,9 +92,9 @@ class TestBench:
         rows = torch.from_numpy(np.ascontiguousarray(tests.seed)).to(calculator.device)
         inputs = calculator.inputs[rows]
         verdict = calculator.clean.compare(rows, outputs, motion)
-        away, is_fault = distances(inputs, disturbed, calculator.target.bounds), verdict.is_fault
-        if calculator.limits.min_ssim is not None:
-            is_fault = is_fault & (away["ssim"] >= calculator.limits.min_ssim)
+        away = distances(inputs, disturbed, bounds := calculator.target.bounds)
+        away["is_similar"] = is_similar(inputs, disturbed, bounds, calculator.limits.least)
+        is_fault = verdict.is_fault & away["is_similar"]
         columns = {"is_fault": is_fault, "answer": verdict.outcome, "margin": verdict.margin.float(), **away}
         outcomes = {name: column.cpu().numpy().copy() for name, column in columns.items()}
         self._n_done += len(tests)

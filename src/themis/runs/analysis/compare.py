@@ -333,8 +333,9 @@ def _judged_alike(benches: tuple[TestBench, TestBench]) -> Iterator[None]:
     """Judge both models by the first one's oracle, and by the stricter of the two similarity limits."""
     first, second = (bench.calculator for bench in benches)
     clean, limits = second.clean, (first.limits, second.limits)
-    strictest = max((each.min_ssim for each in limits if each.min_ssim is not None), default=None)
-    first.limits, second.limits = (replace(each, min_ssim=strictest) for each in limits)
+    names = {name for each in limits for name in each.least}
+    strictest = {name: max(each.least.get(name, 0) for each in limits) for name in names}
+    first.limits, second.limits = (replace(each, least=strictest) for each in limits)
     try:
         second.take_clean(clean.outputs, replace(first.clean.oracle, is_probability=clean.oracle.is_probability))
         yield
@@ -403,12 +404,9 @@ def _run_paired(models: Models, box: Box, n: int, random_seed: int, comparisons:
     number, position = np.arange(n), space.cycle(0, n)
     tests = space.tests(number, position, space.occurring_theta(STREAM, number), "uniform")
     outcomes = [model.run(position, tests.theta, tests.noise_seed) for model in models]
-    least = bench.calculator.limits.min_ssim
-    was_run = (
-        np.ones(n, dtype=bool) if least is None else (outcomes[0]["ssim"] >= least) & (outcomes[1]["ssim"] >= least)
-    )
+    was_run = outcomes[0]["is_similar"] & outcomes[1]["is_similar"]
     if not was_run.any():
-        raise DataError("a test must be similar enough to its seed, but none is: lower min_ssim or the magnitude")
+        raise DataError("a test must be similar enough to its seed, but none is: lower min_ssim, min_vif or magnitude")
     before, after = (model["is_fault"] & was_run for model in outcomes)
     tested, failed_before, failed_after = (_by_seed(position, mask, len(rows)) for mask in (was_run, before, after))
     is_tested = tested > 0

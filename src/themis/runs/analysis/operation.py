@@ -61,7 +61,7 @@ def rate_in_operation(run: str | Path, profile: str | Path | Mapping[str, str]) 
         n_tests = 0 if progress is None else progress.counts["uniform_tests"]
         if progress is None or not n_tests:
             raise DataError(f"{run} must have uniform tests, but has none: run it with a uniform_share above 0")
-        for name in ("min_ssim", "seed_weights", "decide"):
+        for name in ("min_ssim", "min_vif", "seed_weights", "decide"):
             if record["settings"].get(name) is not None:
                 raise UsageError(f"{run} was run with {name}, so its tests cannot be weighted again: run it without")
         columns = ", ".join(map(theta_column, dimensions))

@@ -210,7 +210,9 @@ def read_review(run: Reader | str | Path) -> Review | None:
 
 
 def store_review(folder: str | Path) -> None:
-    """Add what the marks say to the summary of a campaign that has ended."""
+    """Add what the marks say to the summary of a campaign that has ended; nothing without marks."""
+    if not (Path(folder) / REVIEWS).exists():
+        return
     with closing(Reader(folder)) as run:
         summary, review = run.summary(), read_review(run)
     if summary is not None and review is not None:

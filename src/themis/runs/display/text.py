@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from themis.judge.estimate import Estimate, describe_share
-from themis.settings import policy_name
+from themis.settings import least_similarity, policy_name
 from themis.text import counted, memory_size, percent, wrapped
 
 if TYPE_CHECKING:
@@ -38,13 +38,17 @@ def summary_rows(run: Run, *, is_verbose: bool = False) -> list[tuple[str, str]]
     rows = [
         ("faults", faults + counted(start.n_usable, "seed")),
         ("decision", run.decision and run.decision.clause),
-        ("fault rate", rate + (", an interval that holds however often it is looked at" if run.decision else "")),
+        (
+            "fault rate",
+            rate
+            + (", an interval that holds however often it is looked at" if start.settings.tests_each_seed_once else ""),
+        ),
         ("worst slices", _worst_slices(run)),
         ("valid faults", run.review and run.review.text),
         ("left to find", None if last.reachable_faults is None else left_to_find(last)),
         ("coverage", f"{_coverage(run)} of the neurons" if start.covers_neurons else None),
         ("criterion", None if start.criterion is None else _criterion(run)),
-        ("dropped", None if start.settings.min_ssim is None else _dropped(run)),
+        ("dropped", _dropped(run) if least_similarity(vars(start.settings)) else None),
         ("attention", f"{subject}: the perturbation changes nothing, so widen its range" if is_still else None),
         ("attention", run.coverage_caution if run.stop_reason == "coverage" else None),
         *(_details(run) if is_verbose else ()),
@@ -236,10 +240,11 @@ def _coverage(run: Run) -> str:
 
 
 def _dropped(run: Run) -> str:
-    last, least = run.rounds[-1], run.start.settings.min_ssim
+    last, limits = run.rounds[-1], least_similarity(vars(run.start.settings))
+    least = " or ".join(f"{name.upper()} below {least:g}" for name, least in limits.items())
     share = percent(last.dropped / max(last.tests, 1))
     advice = "; a smaller magnitude or range would waste fewer" if 2 * last.dropped > last.tests else ""
-    return f"{counted(last.dropped, 'test')} ({share}) too dissimilar from the seed: SSIM below {least:g}{advice}"
+    return f"{counted(last.dropped, 'test')} ({share}) too dissimilar from the seed: {least}{advice}"
 
 
 JUDGED_BY_LABEL = ("wrong", "threshold", "top")
@@ -305,8 +310,8 @@ def write_verdict(
         return RunVerdict("open", "No test has been counted yet." if is_running else "No test was counted.")
     if counts.tests == counts.dropped and not counts.faults:
         text = (
-            f"All {counts.tests:,} tests were dropped as too dissimilar from their seeds: lower min_ssim or the "
-            "magnitude."
+            f"All {counts.tests:,} tests were dropped as too dissimilar from their seeds: lower min_ssim, min_vif or "
+            "the magnitude."
         )
         return RunVerdict("open", text)
     shares = _shares(task, counts, clean, fault_rate)

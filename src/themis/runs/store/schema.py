@@ -440,6 +440,7 @@ DECISION = record(
         **dict.fromkeys(("tests", "faults"), TESTS_FORM),
         **dict.fromkeys(("more_tests", "more_seeds"), optional(COUNT_FORM)),
     },
+    {"known": optional(TESTS_FORM)},
     is_closed=True,
 )
 SUMMARY_FORM = record(
