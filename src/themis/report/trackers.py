@@ -47,7 +47,8 @@ class Tracker(Callback):
     is_open = False
 
     def __init__(self, *, run: str | Path | None = None, n_pictures: int = 8, stays_open: bool = False) -> None:
-        with needs_extra(self.name, f"the tracker needs {self.name}, which is not installed"), no_warnings():
+        need = f"the tracker {self.name} needs {self.name}, which is not installed"
+        with needs_extra(self.name, need), no_warnings():
             import_module(self.name)  # now, before the clock of the campaign starts
         self.run, self.n_pictures, self.stays_open = None if run is None else Path(run), n_pictures, stays_open
 

@@ -145,7 +145,7 @@ except MissingExtraError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert f'the tracker needs {name}, which is not installed: pip install "themis-dl[{name}]"' in done.stdout
+    assert f'the tracker {name} needs {name}, which is not installed: pip install "themis-dl[{name}]"' in done.stdout
 
 
 def test_unknown_trackers_and_missing_places_are_refused():

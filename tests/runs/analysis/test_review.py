@@ -214,7 +214,7 @@ def test_marks_of_another_run_are_refused(run, tmp_path):
     campaign(tmp_path / "other", random_seed=1)
     review(tmp_path / "other", 1)
     shutil.copy(tmp_path / "other" / REVIEWS, run / REVIEWS)
-    with pytest.raises(StoreError, match="marks of this run, but line 1 is of another"):
+    with pytest.raises(StoreError, match="of this run, but line 1 is about a fault of another"):
         themis.open_run(run)
 
 

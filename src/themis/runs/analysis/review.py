@@ -189,7 +189,7 @@ def read_marks(run: Reader, faults: list[Fault]) -> dict[str, dict[int, str]]:
         except ValueError as error:
             raise StoreError(f"{path} must hold marks, but line {number} is damaged ({error}): remove it") from error
         if values["run"] != mine or known.get(values["fault"]) != values["noise_seed"]:
-            raise StoreError(f"{path} must hold marks of this run, but line {number} is of another: move it to its run")
+            raise StoreError(f"{path}: marks must be of this run, but line {number} is about a fault of another")
         of_reviewer = marks.setdefault(values["by"], {})
         of_reviewer.pop(values["fault"], None)
         if values["mark"] != UNDONE:
