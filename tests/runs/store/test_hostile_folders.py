@@ -256,3 +256,10 @@ def test_resuming_reads_no_groups_from_a_pipe(tmp_path, capsys, monkeypatch):
     with time_limit(60):
         assert main([*words, "--max-tests", "80"]) == 3
     assert "groups cannot be read (it is a pipe, not a regular file)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["report", "faults", "diff", "gate", "resume"])
+def test_a_run_with_tests_has_a_start(folder, capsys, command):
+    change(folder, "DELETE FROM run WHERE name = 'start'")
+    words = {"diff": ["diff", folder], "gate": ["gate", "--max-fault-rate", "1"]}.get(command, [command])
+    assert "is damaged: it has tests, but no start" in refused(folder, capsys, *map(str, words))

@@ -200,7 +200,7 @@ def read_marks(run: Reader, faults: list[Fault]) -> dict[str, dict[int, str]]:
 def read_review(run: Reader | str | Path) -> Review | None:
     """What the marks in a run folder say; None if there are none."""
     if isinstance(run, str | Path):
-        with closing(Reader(run)) as opened:
+        with closing(Reader(run, is_brief=True)) as opened:
             return read_review(opened)
     if not (run.path / REVIEWS).exists():
         return None

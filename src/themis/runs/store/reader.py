@@ -36,6 +36,7 @@ ROWS_PER_FETCH = 5000
 """Rows that are fetched at a time."""
 STATES = {"user": "interrupted", "error": "failed"}
 """States of a campaign by stop reason; any other reason is "ended"."""
+ANY_TEST = "SELECT EXISTS (SELECT 1 FROM rounds) OR EXISTS (SELECT 1 FROM faults)"
 MOST_NAMED = 8
 """Folders that an error names."""
 MAX_QUERY_SECONDS = 120.0
@@ -97,8 +98,11 @@ class Reader:
             try:
                 schema.check(self._database, self.path)
                 schema.check_tables(self._database, self.path)
+                has_tests = self._execute(ANY_TEST).fetchone()[0]  # asked before the record, to which a campaign adds
                 rows = self._execute("SELECT name, value FROM run").fetchall()
                 self.record = schema.parse_record(rows, self.path / DATABASE)
+                if has_tests and "start" not in self.record:
+                    raise StoreError(f"{self.path / DATABASE} is damaged: it has tests, but no start; {REMEDY}")
                 self.theta: tuple[str, ...] = tuple(theta["name"] for theta in self.record["theta"])
                 schema.check_tables(self._database, self.path, self.theta)
             except BaseException:
