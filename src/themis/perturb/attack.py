@@ -372,9 +372,11 @@ def square(inputs: Tensor, theta: Tensor, rng: Rng, context: Context, queries: i
                 break
             window, values = _proposal(inputs, k / queries, rng)
             tried = torch.where(window, values, signs)
-            is_same = by_row((questions.disturbed(tried, radius) == current).flatten(1).all(1), inputs)
-            tried = torch.where(is_same & window, -tried, tried)
             candidate = questions.disturbed(tried, radius)
+            same = (questions.is_open & (candidate == current).flatten(1).all(1)).nonzero()[:, 0]
+            if len(same):
+                tried[same] = torch.where(window[same], -tried[same], tried[same])
+                candidate[same] = questions.disturbed(tried[same], radius[same], same)
             margin = questions.margins(candidate)
             is_kept = questions.is_open & (margin <= best)
             rows = by_row(is_kept, inputs)
@@ -428,14 +430,14 @@ class _Questions:
         self.is_open = torch.arange(len(inputs), device=inputs.device) < self.n_tests
         self.outputs: Tensor | None = None
 
-    def disturbed(self, signs: Tensor, radius: Tensor) -> Tensor:
-        """The inputs moved by the radius in the direction of the signs."""
-        return torch.addcmul(self.inputs, signs, radius).clamp_(*self.context.bounds)
+    def disturbed(self, signs: Tensor, radius: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
+        """The inputs, or `rows` of them, moved by the radius in the direction of the signs."""
+        return torch.addcmul(self.inputs[rows], signs, radius).clamp_(*self.context.bounds)
 
     def margins(self, candidates: Tensor) -> Tensor:
         """The oracle's margins of the candidates of open tests; those of others say nothing."""
         rows = self.is_open.nonzero()[:, 0]
-        if self.outputs is None or self.context.has_side_inputs:  # which have a row for each test
+        if self.outputs is None or len(rows) == len(candidates) or self.context.has_side_inputs:  # a row for each test
             self.outputs = self.context.forward(candidates).clone()
             return self.margin(self.outputs)
         size = min(len(candidates), _n_sent(len(rows), rows.device))
