@@ -194,7 +194,7 @@ class Asked(nn.Module):
 
     def __init__(self, target: Target) -> None:
         super().__init__()
-        self.model = WithPreprocessing(target)
+        self.model: nn.Module = WithPreprocessing(target)
         self.n_asked, self.left = 0, math.inf
         self.inputs = self.labels = self.is_broken = torch.empty(0)
         self.radius = 0.0
@@ -230,7 +230,9 @@ def asking_attacks(bench: AttackedModel, queries: int) -> dict[str, dict[str, Ca
     def themis(name: str) -> Callable[[Asked], Tensor]:
         def run(asked: Asked) -> Tensor:
             attack = read_perturbation(f"{name}(queries={queries})")
-            asking = replace(bench, target=Target(asked, bounds=bench.target.bounds))
+            asked.model = bench.target.module
+            target = Target(asked, bounds=bench.target.bounds, preprocess=bench.target.preprocess)
+            asking = replace(bench, target=target)
             return judge(ours(in_box, asking, attack)(inputs, labels), in_box, bench)[0]
 
         return run

@@ -1,8 +1,9 @@
 """Gaussian noise on ResNet-56 and CIFAR-10, in MAITE's workflow with NRTK and with Themis, and in a Themis campaign.
 
-    THEMIS_DATA=... python benchmarks/beside_nrtk.py [--no-quick]
+    THEMIS_DATA=... python benchmarks/beside_nrtk.py [--no-quick] [--json FILE]
 
-Needs `pip install maite nrtk scikit-image`. Model and data are those of the zoo, behind MAITE's protocols.
+Needs `pip install maite nrtk scikit-image`. Model and data are those of the zoo, behind MAITE's protocols. Seconds are
+CPU time; rows are stored as they are finished.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import argparse
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
+from paper import write_json
 from searching.arguments import add_quick, complete
 
 import themis
@@ -71,8 +74,10 @@ class Accuracy:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, metavar="N")
+    parser.add_argument("--json", help="write the raw results to this file")
     add_quick(parser)
-    n = complete(parser.parse_args(), {"seeds": 200}, {"seeds": 2000}).seeds
+    arguments = complete(parser.parse_args(), {"seeds": 200}, {"seeds": 2000})
+    n = arguments.seeds
     if not os.environ.get("THEMIS_DATA"):
         print("skipped: this benchmark needs the data folder: set THEMIS_DATA")
         return
@@ -90,20 +95,41 @@ def main() -> None:
         noise = GaussianNoisePerturber(mean=0.0, var=sigma**2, seed=0, is_static=False)
         return MAITEImageClassificationAugmentation(augment=noise, augment_id="noise")
 
+    results: dict[str, Any] = {"pictures": n, "rows": []}
+
+    def store() -> None:
+        if arguments.json:
+            write_json(arguments.json, torch.device("cpu"), results)
+
     print("| standard deviation | accuracy, NRTK | accuracy, Themis | seconds, NRTK | seconds, Themis |")
     print("|---:|---:|---:|---:|---:|")
     for sigma in STANDARD_DEVIATIONS:
-        cells = []
-        for augmentation in (nrtk(sigma), themis.perturb.as_augmentation("gaussian", sigma=sigma)):
-            began = time.perf_counter()
+        row: dict[str, Any] = {"standard deviation": sigma}
+        tools = {"NRTK": nrtk(sigma), "Themis": themis.perturb.as_augmentation("gaussian", sigma=sigma)}
+        for tool, augmentation in tools.items():
+            began = time.process_time()
             options = {"model": model, "metric": Accuracy(), "dataset": data, "batch_size": 100}
             figures, *_ = evaluate(**options, augmentation=augmentation)
-            cells.append((figures["accuracy"], time.perf_counter() - began))
-        (one, of_one), (other, of_other) = cells
-        print(f"| {sigma:g} | {one:.1%} | {other:.1%} | {of_one:.1f} | {of_other:.1f} |", flush=True)
+            row[tool] = {"accuracy": figures["accuracy"], "cpu_seconds": time.process_time() - began}
+        accuracies, seconds = ([row[tool][key] for tool in tools] for key in ("accuracy", "cpu_seconds"))
+        cells = [f"{sigma:g}", *(f"{each:.1%}" for each in accuracies), *(f"{each:.1f}" for each in seconds)]
+        print("|", " | ".join(cells), "|", flush=True)
+        results["rows"].append(row)
+        store()
+    began = time.process_time()
     run = themis.run(model, data, "gaussian(sigma=0:0.1)", max_passes=n * (1 + len(STANDARD_DEVIATIONS)))
+    results["campaign"] = {
+        "cpu_seconds": time.process_time() - began,
+        "passes": run.counts.passes,
+        "distinct_faults": run.counts.distinct_faults,
+        "fault_rate": run.fault_rate and asdict(run.fault_rate),
+        "correct_by_strength": [asdict(part) for part in run.correct_by_strength],
+        "slices": [{**asdict(rate), "is_worse": rate in run.worst_slices} for rate in run.slices],
+    }
+    store()
     print(run)
-    print(f"{run.seconds.total:.0f} s, {run.rounds[-1].passes} passes, clean accuracy {run.start.clean_accuracy:.1%}")
+    spent = f"{results['campaign']['cpu_seconds']:.0f} s, {run.counts.passes} passes"
+    print(f"{spent}, clean accuracy {run.start.clean_accuracy:.1%}")
     for part in run.correct_by_strength:
         print(part)
     for rate in run.slices:

@@ -96,7 +96,7 @@ def check_mce_options(arguments: CommandLine, *, is_suite: bool) -> None:
     """Refuse a limit on mCE without a baseline or without a suite, and a baseline that does not exist."""
     baseline, most = arguments.mce_baseline, arguments.max_mce
     if not is_suite and (baseline is not None or most is not None):
-        raise UsageError(f"--max-mce and --mce-baseline are for suites, but {arguments.run} is a run: leave them out")
+        raise UsageError(f"--max-mce and --mce-baseline are for suites, but {arguments.run} is not one: leave them out")
     if most is not None and baseline is None:
         raise UsageError("--max-mce must be given with --mce-baseline: name the suite of the baseline")
     if most is not None and most < 0:

@@ -339,7 +339,9 @@ FIRST_SHARE = 0.8
 HALVINGS = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
 """The shares of all queries after which that share is halved, as published for the Square attack."""
 LEAST_ASKED = 8
-"""A batch of questions is not made smaller than this."""
+"""An accelerator gets no smaller batch of questions than this."""
+CPU_BITS = 4
+"""Leading bits in which the numbers of questions of a CPU's batches differ: an eighth of a batch is padding at most."""
 MOST_STEP = 0.5
 """How much smaller a box is tried at most than the smallest one with a fault, as a share of it; so it is at first."""
 GROWTH, DECAY = 2.0, 0.85
@@ -370,9 +372,11 @@ def square(inputs: Tensor, theta: Tensor, rng: Rng, context: Context, queries: i
                 break
             window, values = _proposal(inputs, k / queries, rng)
             tried = torch.where(window, values, signs)
-            is_same = by_row((questions.disturbed(tried, radius) == current).flatten(1).all(1), inputs)
-            tried = torch.where(is_same & window, -tried, tried)
             candidate = questions.disturbed(tried, radius)
+            same = (questions.is_open & (candidate == current).flatten(1).all(1)).nonzero()[:, 0]
+            if len(same):
+                tried[same] = torch.where(window[same], -tried[same], tried[same])
+                candidate[same] = questions.disturbed(tried[same], radius[same], same)
             margin = questions.margins(candidate)
             is_kept = questions.is_open & (margin <= best)
             rows = by_row(is_kept, inputs)
@@ -426,19 +430,17 @@ class _Questions:
         self.is_open = torch.arange(len(inputs), device=inputs.device) < self.n_tests
         self.outputs: Tensor | None = None
 
-    def disturbed(self, signs: Tensor, radius: Tensor) -> Tensor:
-        """The inputs moved by the radius in the direction of the signs."""
-        return torch.addcmul(self.inputs, signs, radius).clamp_(*self.context.bounds)
+    def disturbed(self, signs: Tensor, radius: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
+        """The inputs, or `rows` of them, moved by the radius in the direction of the signs."""
+        return torch.addcmul(self.inputs[rows], signs, radius).clamp_(*self.context.bounds)
 
     def margins(self, candidates: Tensor) -> Tensor:
         """The oracle's margins of the candidates of open tests; those of others say nothing."""
         rows = self.is_open.nonzero()[:, 0]
-        if self.outputs is None or self.context.has_side_inputs:  # which have a row for each test
+        if self.outputs is None or len(rows) == len(candidates) or self.context.has_side_inputs:  # a row for each test
             self.outputs = self.context.forward(candidates).clone()
             return self.margin(self.outputs)
-        size = len(candidates)
-        while size // 2 >= max(len(rows), LEAST_ASKED):
-            size //= 2
+        size = min(len(candidates), _n_sent(len(rows), rows.device))
         sent = rows[torch.arange(size, device=rows.device).clamp_max_(len(rows) - 1)]
         self.outputs[rows] = self.context.forward(candidates[sent], len(rows))[: len(rows)]
         return self.margin(self.outputs)
@@ -446,6 +448,13 @@ class _Questions:
     def completed(self, values: Tensor) -> Tensor:
         """The values of all tests; those of padding are copies of the last test's."""
         return values[torch.arange(len(values), device=values.device).clamp_max_(self.n_tests - 1)]
+
+
+def _n_sent(n_open: int, device: torch.device) -> int:
+    """Rows of a batch with `n_open` questions: hardly more on a CPU, and a power of two where rows cost little."""
+    n_bits = (n_open - 1).bit_length()
+    step = 1 << max(0, n_bits - CPU_BITS) if device.type == "cpu" else max(LEAST_ASKED, 1 << n_bits)
+    return -(-n_open // step) * step
 
 
 def _signs(share: Tensor, inputs: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ class Augmentation:
         digest = blake2b(repr(metadata["id"]).encode(), digest_size=7).digest()
         noise_seed = rng.mix(self.random_seed, np.array([int.from_bytes(digest)]))
         theta = {
-            each.name: self.theta.get(each.name, _drawn(each, float(rng.uniform(k, noise_seed)[0])))
+            each.name: self.theta[each.name] if each.name in self.theta else _drawn(each, rng.uniform(k, noise_seed)[0])
             for k, each in enumerate(perturbation.theta)
         }
         boxes = getattr(target, "boxes", None)
@@ -72,7 +72,7 @@ class Augmentation:
 
     def _bounds_of(self, picture: Tensor) -> tuple[float, float]:
         low, high = self.bounds or picture_bounds(picture.numpy(force=True).dtype)
-        least, most = float(picture.min()), float(picture.max())
+        least, most = (float(value) for value in picture.aminmax())
         if least < low or most > high:
             raise UsageError(f"pictures must lie in ({low:g}, {high:g}), got {least:g} to {most:g}: pass bounds=")
         return low, high

@@ -244,7 +244,20 @@ def hoarfrost(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tens
     kind = (rng.uniform(1) * len(FROSTS)).long()[:, 0]
     mean = constant(tuple(frost[0] for frost in FROSTS), inputs)[kind].view(-1, 3, 1, 1)
     clouds, crystals = constant(tuple(frost[1:] for frost in FROSTS), inputs)[kind].view(-1, 2, 1, 1, 1).unbind(1)
-    fine = sample_rotated(rng.normal(1, height, width).to(inputs.dtype), inputs, 0 * ice, grain * width, grain * height)
+    lattice = rng.normal(1, height, width).to(inputs.dtype)
+    fine, *stripes = (
+        sample_rotated(sheet, inputs, 0 * ice, grain * width, grain * height)
+        for sheet in (lattice, _stripes(lattice, 2), _stripes(lattice, 3))
+    )
+    for stripe in stripes:  # contrast between lattice points as at them: bilinear weights w have sum(w^2) < 1
+        fine = fine / ((1 + stripe.square()) / 2).sqrt()
     texture = (field(inputs, rng, torch.full_like(ice, 0.7)) - 0.5) * (6 * clouds) + fine * crystals
     frost = (mean if inputs.shape[1] == 3 else as_grey(mean)) + texture
     return inputs * (1 - loss) + ice * frost.clamp(0, 1)
+
+
+def _stripes(lattice: Tensor, dim: int) -> Tensor:
+    """One and minus one in turn along a dimension."""
+    shape = [-1 if k == dim else 1 for k in range(4)]
+    signs = 1 - 2 * (torch.arange(lattice.shape[dim], device=lattice.device) % 2)
+    return signs.to(lattice).view(shape).expand_as(lattice)

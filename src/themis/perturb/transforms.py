@@ -1,12 +1,14 @@
 """Transforms of albumentations and torchvision as perturbations: `albumentations:GaussNoise(std_range=(0, 0.2))`.
 
-Arguments that are a pair `(LOW, HIGH)`, from which the transform would draw a value, become theta.
+Arguments that are a pair `(LOW, HIGH)` become theta: those from which the transform would draw a value, and single
+numbers, such as the `sigma` of torchvision's `GaussianNoise`.
 """
 
 import importlib
 import os
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,15 +91,24 @@ def read_transform(name: str, inside: str) -> Perturbation:
         raise UsageError(f"{spec} must name its arguments and give one a range, which becomes theta, as in {EXAMPLE}")
     lows, highs = ({key: value[end] for key, value in ranges.items()} for end in (0, 1))
 
-    def make(values: dict[str, float]) -> Any:
-        return library.make(kind, {**call.kwargs, **{key: (value, value) for key, value in values.items()}})
+    def make(values: dict[str, float], *, is_pair: bool = True) -> Any:
+        given = {key: (value, value) if is_pair else value for key, value in values.items()}
+        return library.make(kind, {**call.kwargs, **given})
 
-    for values in (lows, highs):
+    def reason_against(make: Callable[[dict[str, float]], Any]) -> Exception | None:
         try:
-            library.apply(make(values), GREY, 0)
+            for values in (lows, highs):
+                library.apply(make(values), GREY, 0)
         except Exception as error:  # whatever the package raises
+            return error
+        return None
+
+    if error := reason_against(make):
+        single = partial(make, is_pair=False)
+        if reason_against(single):
             text = " ".join(str(error).split())
             raise UsageError(f"{spec} must be a transform of pictures: {text[:200]}; correct its arguments") from error
+        make = single
     may_be_whole = [key for key, ends in ranges.items() if all(type(end) is int for end in ends)]
     whole = {key for key in may_be_whole if _is_whole(make, lows, key)}
 

@@ -33,9 +33,9 @@ class Origin:
     weights: str | None = option(None, "state dict or checkpoint (.pt, .pth, .safetensors) to load into the model")
     data: str = option(
         "",
-        "READER, READER:PATH or READER:PATH?option=value (images, coco, yolo, npz, npy, csv, parquet, idx, cifar, wav, "
-        "hf, digits, mnist, cifar10, imagenet, pdf, drebin, udacity), module:factory or "
-        "maite:module:factory",
+        "READER, READER:PATH or READER:PATH?option=value (images, coco, yolo, voc, npz, npy, csv, parquet, idx, cifar, "
+        "cifar10c, cifar100c, imagenetc, wav, hf, digits, mnist, cifar10, imagenet, pdf, drebin, udacity), "
+        "module:factory or maite:module:factory",
     )
     train: str | None = option(
         None, "data that the criterion learns from, as in --data (default: the training data of the zoo, or the seeds)"
