@@ -13,8 +13,8 @@ techniques, one random seed. The segmentation of the embedded digits needs no da
 and data to one file, which `--packed FILE` reads on a machine without the data folder. `--table` prints the table of
 results, joined if there are several files.
 
-The rows `choice ...` measure how well the point of the frontier is chosen, the rows `alone ...` what is regained without
-training data, and the row `suite ...` the mean corruption error of a model that was retrained on several perturbations:
+The rows `choice ...` measure how well the point of the frontier is chosen, the rows `alone ...` what is regained
+without training data, and the row `suite ...` the mean corruption error after retraining on several perturbations:
 `--no-quick --techniques themis --rows 'choice *' --json FILE`, and then `--table FILE`.
 """
 
