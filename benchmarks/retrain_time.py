@@ -65,7 +65,7 @@ def main() -> None:
         print("skipped: this benchmark needs the data folder: set THEMIS_DATA")
         return
     results: dict[str, Any] = {}
-    for autocast in (False, True):
+    for autocast in (False, True) if chosen.device != "cpu" else (False,):
         for model in chosen.rows:
             row = measure(model, chosen.device, chosen.share, autocast)
             results[f"{model}{', bfloat16' * autocast}"] = row
