@@ -110,7 +110,7 @@ def channels_last(module: nn.Module, answer: Callable[[], Tensor]) -> Iterator[N
     _lay_out(convolutions, torch.channels_last)
     module.eval()
     if not _can_learn(answer):
-        gc.collect()  # the error held gradients of this stream, with which no step can be captured on another one
+        gc.collect()  # the error may hold gradients of this stream, with which no step can be captured on another one
         _lay_out(convolutions, torch.contiguous_format)
     for parameter in module.parameters():
         parameter.grad = None
