@@ -13,9 +13,9 @@ techniques, one random seed. The segmentation of the embedded digits needs no da
 and data to one file, which `--packed FILE` reads on a machine without the data folder. `--table` prints the table of
 results, joined if there are several files.
 
-The rows `choice ...`, whose models are trained here, measure how well the point of the frontier is chosen, and the rows
-`alone ...` what is regained without training data: `--no-quick --techniques themis --rows 'choice *' --json FILE`, and
-then `--table FILE`.
+The rows `choice ...` measure how well the point of the frontier is chosen, the rows `alone ...` what is regained
+without training data, and the row `suite ...` the mean corruption error after retraining on several perturbations:
+`--no-quick --techniques themis --rows 'choice *' --json FILE`, and then `--table FILE`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from themis.measure.tests import Tests
 from themis.perturb import Context, Perturbation, Theta
 from themis.perturb.attack import STEPS, in_steps
 from themis.retraining.batches import can_distill
-from themis.retraining.changes import Shift, paired
+from themis.retraining.changes import Shift, paired, relative_errors
 from themis.retraining.examine import Column, Exam, examine
 from themis.retraining.frontier import FrontierPoint, choose_share, join_frontiers
 from themis.retraining.material import Material, join_material, of_tests
@@ -76,6 +76,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "themis whole attacks": {"attack_steps": STEPS},
     "themis updated": {"statistics": "update"},
     "themis sgd": {"optimiser": "sgd", "learning_rate": 0.01},
+    "themis bfloat16": {"autocast": True},
     "random": PLAIN,
     "augmix": PLAIN,
     "pgd": PLAIN,
@@ -172,11 +173,15 @@ def _choice(model: str, passes: int, *perturbations: str, searched: int = 2_000)
         yield Row(title, model, (name,), passes, draws=1, searched=searched)
 
 
+CORRUPTIONS, DEFAULT_PASSES = ("gaussian:0.1", "fog", "jpeg", "motion_blur"), 600_000
+"""These passes are what `themis retrain` spends by default on 10,000 seeds."""
 CHOICES = (
     *_choice("cnn-mnist", 200_000, "rotate", "gaussian:0.8"),
     *_choice("mlp-drebin", 300_000, "edit:3.0", searched=1_000),
     *_choice("mlp-pdf", 300_000, "table_noise:0.3", "edit_worst:3.0"),
     *_choice("resnet8-cifar10", 200_000, "jpeg", "motion_blur"),
+    *_choice("resnet56-cifar10", DEFAULT_PASSES, *CORRUPTIONS),
+    *_choice("resnet20-cifar10", DEFAULT_PASSES, *CORRUPTIONS),
 )
 """None of these models was in view when the expected fall was chosen to decide how far the weights go."""
 ALONE = tuple(
@@ -198,7 +203,9 @@ ALONE = tuple(
     for searched, passes in ((300, 200_000), (1_000, 50_000), (1_000, 200_000), (1_000, 800_000))
 )
 """What is regained from the searched seeds alone."""
-ALL_ROWS = (*ROWS, *CHOICES, *ALONE)
+SUITE = Row("suite resnet56-cifar10", RESNET[0], CORRUPTIONS, *RESNET[1:], draws=1, searched=2_000)
+"""A suite that is retrained on as a whole."""
+ALL_ROWS = (*ROWS, *CHOICES, *ALONE, SUITE)
 
 
 @cache
@@ -238,16 +245,17 @@ def original(row: Row, device: str, packed: str | None, share: float) -> tuple[T
     if not row.has_train:
         parts = replace(parts, train=parts.train[torch.arange(0)])
     target = loaded.with_settled_oracle(row.oracle, parts.search)
-    return target, parts, *grade(row, target, parts, Ledger())
+    clean, disturbed = grade(row, target, parts, Ledger())
+    return target, parts, clean, disturbed.mean(0)
 
 
 def grade(row: Row, target: Target, parts: Parts, ledger: Ledger) -> tuple[Column, Column]:
-    """Clean and disturbed grades on the judge seeds, a mean over perturbations."""
+    """Clean grades on the judge seeds, and disturbed ones, `[perturbations, seeds]`."""
     readings = [
         examine(target, parts.judge, named_perturbation(name), Exam(draws=row.draws, passes=0), ledger=ledger)
         for name in row.perturbations
     ]
-    return readings[0].clean, np.mean([reading.disturbed for reading in readings], 0)
+    return readings[0].clean, np.stack([reading.disturbed for reading in readings])
 
 
 def run(cell: Cell) -> dict[str, Any]:
@@ -282,6 +290,7 @@ def run(cell: Cell) -> dict[str, Any]:
     tuned = tune(target, replace(material, groups=groups), perturbations, recipe, fresh_from=other)
     trained = perf_counter()
     after = dict(zip(("clean", "disturbed"), grade(row, tuned.target, parts, tuned.ledger), strict=True))
+    after["disturbed"] = after["disturbed"].mean(0)
     return {
         "technique": cell.technique,
         "random_seed": cell.random_seed,
@@ -304,8 +313,11 @@ def _judge_frontier(row: Row, tuned: TrainedModel, parts: Parts) -> Iterator[dic
     for point in tuned.frontier:
         model = tuned.at(point.share)
         clean, disturbed = grade(replace(row, draws=min(2, row.draws)), model.target, parts, model.ledger)
-        scores = {"clean": float(clean.mean()), "disturbed": float(disturbed.mean())}
-        yield {"share": point.share, **scores, "by_seed": {"clean": pack(clean), "disturbed": pack(disturbed)}}
+        columns = {"clean": clean, "disturbed": disturbed.mean(0)}
+        scores = {name: float(column.mean()) for name, column in columns.items()}
+        if len(row.perturbations) > 1:
+            columns |= dict(zip(row.perturbations, disturbed, strict=True))
+        yield {"share": point.share, **scores, "by_seed": {name: pack(column) for name, column in columns.items()}}
 
 
 def _material(cell: Cell, target: Target, parts: Parts, perturbations: dict[str, Perturbation]) -> tuple[Material, int]:
@@ -505,6 +517,37 @@ def _best_within(cells: list[dict[str, Any]], loss: float = TOLERANCE) -> float:
     return float(np.interp(fine, shares, disturbed)[is_within].max())
 
 
+def suites(rows: dict[str, list[dict[str, Any]]]) -> str:
+    """The mean corruption error of each technique at the point that its trainings choose together, as Markdown."""
+    lines = [
+        "| row | technique | trainings | share | clean change | mCE | themis below it |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, every in rows.items():
+        by_technique: dict[str, dict[int, dict[str, Any]]] = {}
+        for cell in every:
+            by_technique.setdefault(cell["technique"], {})[cell["random_seed"]] = cell
+        for technique, cells in by_technique.items():
+            shared = [seed for seed in cells if seed in by_technique[OWN]]
+            own, theirs = (_corruption_errors([each[seed] for seed in shared]) for each in (by_technique[OWN], cells))
+            trainings = list(cells.values())
+            gap = _interval(paired(np.zeros(own.shape[1]), theirs - own)) if technique != OWN else "-"
+            error = paired(np.ones(own.shape[1]), _corruption_errors(trainings))
+            change = _points(_judged(trainings)[1])
+            entries = [name.removeprefix("suite "), technique, str(len(cells)), f"{_share_of(trainings):g}", change]
+            lines.append(f"| {' | '.join([*entries, _spread(error), gap])} |")
+    return "\n".join(lines)
+
+
+def _corruption_errors(cells: list[dict[str, Any]]) -> Column:
+    """What each judge seed adds to the mean corruption error of each training, `[trainings, seeds]`."""
+    share, first = _share_of(cells), cells[0]["judge_frontier"][0]["by_seed"]
+    grades = [_grades_at(cell, share) for cell in cells]
+    names = [name for name in first if name not in ("clean", "disturbed")]
+    pairs = [(1 - unpack(first[name]), 1 - np.stack([unpack(each[name]) for each in grades])) for name in names]
+    return relative_errors(pairs)
+
+
 def table(rows: dict[str, list[dict[str, Any]]], loss: float = TOLERANCE) -> str:
     """Themis, its best rival and the mean of the four baselines on each row, as Markdown.
 
@@ -607,8 +650,9 @@ def main() -> None:
     arguments, start = parse(), perf_counter()
     if arguments.table:
         found = read_cells(arguments.table)
-        of_choices = {name: cells for name, cells in found.items() if name.startswith("choice ")}
-        print(choices(of_choices) if of_choices else table(found, arguments.loss))
+        for kind, show in (("choice ", choices), ("suite ", suites), ("", lambda rows: table(rows, arguments.loss))):
+            if rows := {name: found.pop(name) for name in list(found) if name.startswith(kind)}:
+                print(show(rows))
         return
     known = ROWS if arguments.rows == FULL["rows"] else ALL_ROWS
     rows = [row for row in known if any(fnmatch(row.name, glob) for glob in arguments.rows)]

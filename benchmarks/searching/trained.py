@@ -41,12 +41,13 @@ def _digit_reader() -> nn.Sequential:
 CIFAR = Normalize((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 NETWORKS = {
     "resnet8-cifar10": Trained(lambda: CifarResNet(1), "resnet56-cifar10", 6, 0.3, CIFAR, shift_and_mirror),
+    "resnet20-cifar10": Trained(lambda: CifarResNet(3), "resnet56-cifar10", 6, 0.3, CIFAR, shift_and_mirror),
     "cnn-mnist": Trained(_digit_reader, "lenet5-mnist", 4, 0.1),
 }
 
 
 def train(name: str, device: str) -> tuple[Target, Seeds, Seeds]:
-    """The trained network, its test data and its training data; ResNet-8 takes a few minutes on one core."""
+    """The trained network, its test data and its training data; a residual one takes minutes on one core."""
     network = NETWORKS[name]
     origin = Origin(zoo=network.data)
     test, train = origin.read(), origin.read_train()

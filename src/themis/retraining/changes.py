@@ -117,21 +117,28 @@ def paired(before: Column, after: Column, scale: float = 1) -> Shift:
 def corruption_error(before: Sequence[Reading], after: Sequence[Sequence[Reading]]) -> Shift | None:
     """The mean corruption error (mCE), relative to the original model, which is 1 before.
 
-    Errors under each perturbation are divided by those of the original model, and averaged over perturbations; the
-    ratios are linearised to one value per judge seed. None if it makes no errors. after: `[perturbations][runs]`.
+    None if that makes no errors. after: `[perturbations][runs]`.
     """
     pairs = [
         (1 - old.disturbed, 1 - np.stack([reading.disturbed for reading in new]))
         for old, new in zip(before, after, strict=True)
         if (old.disturbed < 1).any()
     ]
-    if not pairs:
-        return None
+    return paired(np.ones(len(pairs[0][0])), relative_errors(pairs)) if pairs else None
+
+
+def relative_errors(pairs: Sequence[tuple[Column, Column]]) -> Column:
+    """What each judge seed adds to the mean corruption error of each run, `[runs, seeds]`.
+
+    Errors under each perturbation are divided by those of the original model, and averaged over perturbations; the
+    ratios are linearised to one value per judge seed. pairs: by perturbation, errors before `[seeds]` and after.
+    """
     values = []
     for old, new in pairs:
         ratio = new.mean(1, keepdims=True) / old.mean()
         values.append(ratio + (new - ratio * old) / old.mean())
-    return paired(np.ones(len(pairs[0][0])), np.mean(values, 0))
+    mean: Column = np.mean(values, 0)
+    return mean
 
 
 def normal_interval(values: Column) -> Estimate | None:

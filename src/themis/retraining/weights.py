@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import pickle
 from collections.abc import Callable, Iterator, Mapping
@@ -108,14 +109,21 @@ def channels_last(module: nn.Module, answer: Callable[[], Tensor]) -> Iterator[N
     convolutions = [each for each in module.modules() if type(each) is nn.Conv2d and each.weight.is_contiguous()]
     _lay_out(convolutions, torch.channels_last)
     module.eval()
-    try:
-        answer().float().sum().backward()  # type: ignore[no-untyped-call]
-    except (RuntimeError, ThemisError):
+    if not _can_learn(answer):
+        gc.collect()  # the error may hold gradients of this stream, with which no step can be captured on another one
         _lay_out(convolutions, torch.contiguous_format)
     for parameter in module.parameters():
         parameter.grad = None
     yield
     _lay_out(convolutions, torch.contiguous_format)
+
+
+def _can_learn(answer: Callable[[], Tensor]) -> bool:
+    try:
+        answer().float().sum().backward()  # type: ignore[no-untyped-call]
+    except (RuntimeError, ThemisError):
+        return False
+    return True
 
 
 def _lay_out(convolutions: list[nn.Conv2d], layout: torch.memory_format) -> None:
