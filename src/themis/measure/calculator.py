@@ -16,7 +16,7 @@ from themis.data.seeds import Seeds
 from themis.errors import ModelError
 from themis.measure.captured import Graphs
 from themis.measure.chunk import ChunkBuffers, attack_size, chunk_size, columns_of, padded, pass_size
-from themis.measure.clean import Clean, CleanActivations, place, place_others, spare_bytes, within_bounds
+from themis.measure.clean import NO_SEEDS, Clean, CleanActivations, place, place_others, spare_bytes, within_bounds
 from themis.measure.moments import Accumulator
 from themis.measure.tests import Bools, Ints, Tests
 from themis.oracle import Motion, Oracle
@@ -212,15 +212,15 @@ class Calculator:
         kept = CleanActivations(self.layers, n_seeds, max_bytes, self.dtype, device, least=self.chunk)
         self.clean = replace(self.clean, kept=kept)
 
-    def keep_clean(self, seeds: Ints) -> None:
+    def keep_clean(self, seeds: Ints, in_use: Ints = NO_SEEDS) -> None:
         """Run those of the clean inputs `seeds` whose activations are not kept, in place of those used least.
 
-        A campaign counts their passes once, in its sweep: results do not depend on the memory.
+        A campaign counts their passes once, in its sweep: results do not depend on the memory. in_use: see `make_room`.
         """
         kept = self.clean.kept
         if kept.is_complete:
             return
-        missing, rows = kept.make_room(seeds)
+        missing, rows = kept.make_room(seeds, in_use)
         self.n_recomputed += len(missing)
         for first in range(0, len(missing), self.chunk):
             part = torch.from_numpy(missing[first : first + self.chunk]).to(self.device)

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from themis.measure.chunk import is_out_of_memory, padded
-from themis.measure.clean import CleanActivations
+from themis.measure.clean import NO_SEEDS, CleanActivations
 from themis.measure.fold import Objective, by_backward
 from themis.measure.kernels_cuda import ChunkFolder, slopes
 from themis.measure.moments import Accumulator
-from themis.measure.tests import Tests
+from themis.measure.tests import Ints, Tests
 from themis.oracle.motion import Motion
 from themis.oracle.oracle import Verdict, are_finite
 from themis.target.activations import Layer, flatten
@@ -204,15 +204,16 @@ class CapturedChunk:
         return {name: like._kept[name].new_zeros(n_slots, self.chunk, *shape) for name, shape in shapes.items()}
 
     def _capture(self, *, is_first: bool) -> None:
-        """Capture the graph, at once if there is another one.
+        """Capture the graph, at once if that is possible.
 
-        Else, and if that fails, a run comes first in which libraries load their kernels and allocate their workspaces.
-        If need be, a run without gradient precedes it: it shows which layers the model overwrites, and so spoils for
-        the gradient.
+        Else a run comes first, in which libraries load their kernels and allocate their workspaces. If need be, a run
+        without gradient precedes it: it shows which layers the model overwrites, and so spoils for the gradient.
         """
         try:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
-            if is_first or not self._is_recorded():
+            if not self._is_recorded():
+                if is_first:
+                    self._kept = {}  # in the memory of the failed capture
                 for has_gradient in (False, True) if self.ascends and is_first else (self.ascends,):
                     with torch.cuda.stream(self._stream), torch.set_grad_enabled(has_gradient):
                         self._body(is_forked=False)
@@ -323,7 +324,7 @@ class CapturedChunk:
         if not values.numel():  # the panel, if there is none
             return
         if name not in self._kept:
-            self._kept[name] = values.new_zeros(2 * self.most_chunks, *values.shape)
+            self._kept[name] = values.new_empty(2 * self.most_chunks, *values.shape)  # to fill it would be captured
         self._kept[name].index_copy_(0, self._slot, values[None])
 
     def launch(self, tests: Tests, into: Accumulator, objective: Objective | None = None) -> Launch:
@@ -483,8 +484,12 @@ class Graphs:
 
     def start(self, graph: CapturedChunk | None, tests: Tests, into: Accumulator, objective: Objective | None) -> None:
         """Start the first of some tests before anybody waits for them."""
-        if graph is not None and into.count and graph not in self._in_flight:
+        if graph is not None and self.can_start(graph, into):
             self._in_flight[graph] = (into, graph.launch(self.first(graph, tests), into, objective))
+
+    def can_start(self, graph: CapturedChunk, into: Accumulator) -> bool:
+        """Whether tests can be started ahead: sums have a shift, and no others are in flight."""
+        return into.count > 0 and graph not in self._in_flight
 
     def launch(self, graph: CapturedChunk, tests: Tests, into: Accumulator, objective: Objective | None) -> Launch:
         """Tests that have been launched: now, or ahead if they are what was started."""
@@ -494,6 +499,10 @@ class Graphs:
                 return launch
             launch.done.synchronize()  # its buffers are used again
         return graph.launch(tests, into, objective)
+
+    def seeds_in_flight(self) -> Ints:
+        """The seeds of the tests that were started ahead."""
+        return np.concatenate([NO_SEEDS, *(launch.tests.seed for _, launch in self._in_flight.values())])
 
     @property
     def any_captured(self) -> CapturedChunk | None:

@@ -134,6 +134,7 @@ class LocalMeasurer:
 
     def end(self) -> None:
         self._runner = None
+        self.calculator.release()
 
     def under(self, calculator: Calculator) -> LocalMeasurer:
         return type(self)(calculator)
@@ -150,7 +151,6 @@ class LocalMeasurer:
             return calculator.target.forward
         rows = torch.zeros(calculator.chunk, dtype=torch.int64, device=calculator.device)
         return captured_forward(calculator.target.forward, calculator.read(rows))
-        self.calculator.release()
 
 
 PanelDifferences = tuple[Tensor, Tensor]
@@ -337,17 +337,18 @@ def describe_faults(outcome: ChunkOutcome, calculator: Calculator) -> FaultDetai
     rows = torch.from_numpy(at).to(outcome.outputs.device)
     inputs, disturbed, outputs = outcome.clean_inputs(rows), outcome.disturbed[rows], outcome.outputs[rows]
     columns = {"confidence": oracle.confidence(outputs), **distances(inputs, disturbed, bounds)}
-    arrays = {name: column.cpu().numpy() for name, column in columns.items()}
+    by_layer = outcome.by_layer()[rows].float()
+    shares = by_layer / by_layer.sum(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
+    # A single copy from a GPU: the host waits for each.
+    table = torch.column_stack([*columns.values(), shares.nan_to_num_(0.0, 0.0, 0.0)]).cpu().numpy()
+    parts, arrays = table[:, len(columns) :], dict(zip(columns, table.T, strict=False))
     if np.isnan(arrays["distance"]).any():  # seeds are finite, so disturbed inputs are not
         raise ModelError(
             f"perturbation {perturbation.name!r} must return finite inputs, but it returned a NaN: correct "
             f"its function {perturbation.code}"
         )
-    by_layer = outcome.by_layer()[rows].float()
-    shares = by_layer / by_layer.sum(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
     # Four decimals: more would say nothing, and such numbers are stored in a third of the time.
-    parts = np.rint(shares.nan_to_num_(0.0, 0.0, 0.0).cpu().numpy() * np.float32(1e4))
-    arrays["signature"] = parts / np.float32(1e4)
+    arrays["signature"] = np.rint(parts * np.float32(1e4)) / np.float32(1e4)
     arrays |= {"value": outcome.value[at], "position": at % outcome.chunk}
     return FaultDetails(arrays, disturbed, outputs)
 
@@ -533,15 +534,17 @@ class CapturedRunner:
         if captured is None:
             return self.eager.run(planned)
         first = graphs.first(captured, tests[:n_fitting])
-        calculator.keep_clean(first.seed)
+        if not self._keep_clean(first.seed, graphs.seeds_in_flight()):
+            torch.cuda.synchronize(calculator.device)  # then nothing reads the others any more
+            calculator.keep_clean(first.seed)
         if not into.count:
             captured.take_shift(first[:1], into)
         following = tests[len(first) :]
         launch = graphs.launch(captured, first, into, objective)
-        if self.observer is None and kept.is_complete:  # else a graph in flight might read what is replaced
+        if self.observer is None:
             next_ones = [PlannedTests(following, into, objective)] if len(following) else []
             for each in (*next_ones, *ahead):
-                graphs.start(self._graph(each.objective, len(each.tests)), *each)
+                self._start(each, first.seed)
         columns, seed = captured.columns(launch), captured.seeds(launch)
         if self.observer is not None:
             self.observer.begin(captured.chunk, calculator.device, calculator.dtype)
@@ -566,6 +569,26 @@ class CapturedRunner:
             None if self.eager.panel is None else captured.kept(launch, "panel"),
             partial(captured.take_sums, launch, into),
         )
+
+    def _start(self, planned: PlannedTests, running: Ints) -> None:
+        """Start the first of some tests, if there is room for their clean activations beside those that are read.
+
+        running: the seeds of the tests that run already.
+        """
+        graphs = self.calculator.graphs
+        graph = self._graph(planned.objective, len(planned.tests))
+        if graph is not None and graphs.can_start(graph, planned.into):
+            seeds = graphs.first(graph, planned.tests).seed
+            if self._keep_clean(seeds, np.union1d(running, graphs.seeds_in_flight())):
+                graphs.start(graph, *planned)
+
+    def _keep_clean(self, seeds: Ints, in_use: Ints) -> bool:
+        """Keep the clean activations of some seeds beside those of others; whether there is room for both."""
+        kept = self.calculator.clean.kept
+        fits = kept.is_complete or len(np.union1d(seeds, in_use)) <= kept.n_kept
+        if fits:
+            self.calculator.keep_clean(seeds, in_use)
+        return fits
 
     def _graph(self, objective: Objective | None, n_tests: int) -> CapturedChunk | None:
         """The graph that runs the first of so many tests with this objective; None if there can be none."""
