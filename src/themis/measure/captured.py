@@ -142,8 +142,9 @@ class ChunkSteps:
     device: torch.device
     n_dimensions: int
     """Of theta."""
-    test_bytes: int
-    """The size of the input and the output of one test."""
+    input: Tensor
+    output: Tensor
+    """Of one test, `[1, ...]`."""
     is_observed: bool
     """Whether a launch is one chunk."""
 
@@ -162,7 +163,7 @@ class CapturedChunk:
         """like: another graph of the same calculator, if there is one."""
         n_neurons, device = steps.layers[-1].stop, steps.device
         self.steps, self.chunk, self.device, self.ascends = steps, chunk, device, ascends
-        fitting = max(1, min(MOST_CHUNKS, KEPT_BYTES // (chunk * steps.test_bytes)))
+        fitting = max(1, min(MOST_CHUNKS, KEPT_BYTES // (chunk * (steps.input.nbytes + steps.output.nbytes))))
         self.most_chunks = 1 if steps.is_observed else fitting
         n_slots = 2 * self.most_chunks
         self._staged = [
@@ -175,7 +176,7 @@ class CapturedChunk:
         ]
         self._given = [staged.to(device) for staged in self._staged]
         self._slot = torch.zeros(1, dtype=torch.int64, device=device)
-        self._kept: dict[str, Tensor] = {} if like is None else self._kept_like(like)
+        self._kept = {name: row.new_zeros(n_slots, chunk, *row.shape[1:]) for name, row in self._rows().items()}
         self._shift = torch.zeros(n_neurons, device=device)
         self._shift_of: Accumulator | None = None
         self._totals = torch.zeros(2, 2, n_neurons, dtype=torch.float64, device=device)
@@ -196,12 +197,13 @@ class CapturedChunk:
         """The maximum number of tests of a launch."""
         return self.most_chunks * self.chunk
 
-    def _kept_like(self, like: CapturedChunk) -> dict[str, Tensor]:
-        """Room for what another graph keeps."""
-        shapes = {name: kept.shape[2:] for name, kept in like._kept.items()}
-        shapes["columns"] = torch.Size([N_COLUMNS + self.steps.n_dimensions * self.ascends])
-        n_slots = 2 * self.most_chunks
-        return {name: like._kept[name].new_zeros(n_slots, self.chunk, *shape) for name, shape in shapes.items()}
+    def _rows(self) -> dict[str, Tensor]:
+        """A row of all that is kept of a test. Memory of the graph itself would not do: each replay uses it again."""
+        steps, n_columns = self.steps, N_COLUMNS + self.steps.n_dimensions * self.ascends
+        widths = {"by_layer": len(steps.layers), "panel": sum(map(len, steps.panel.values()))}
+        rows = {name: torch.empty(1, width, device=self.device) for name, width in widths.items()}
+        columns = torch.empty(1, n_columns, dtype=torch.float64, device=self.device)
+        return {**rows, "columns": columns, "disturbed": steps.input, "outputs": steps.output}
 
     def _capture(self, *, is_first: bool) -> None:
         """Capture the graph, at once if that is possible.
@@ -212,8 +214,6 @@ class CapturedChunk:
         try:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
             if not self._is_recorded():
-                if is_first:
-                    self._kept = {}  # in the memory of the failed capture
                 for has_gradient in (False, True) if self.ascends and is_first else (self.ascends,):
                     with torch.cuda.stream(self._stream), torch.set_grad_enabled(has_gradient):
                         self._body(is_forked=False)
@@ -321,11 +321,8 @@ class CapturedChunk:
             self._slot += 1
 
     def _keep(self, name: str, values: Tensor) -> None:
-        if not values.numel():  # the panel, if there is none
-            return
-        if name not in self._kept:
-            self._kept[name] = values.new_empty(2 * self.most_chunks, *values.shape)  # to fill it would be captured
-        self._kept[name].index_copy_(0, self._slot, values[None])
+        if values.numel():  # else it is the panel, and there is none
+            self._kept[name].index_copy_(0, self._slot, values[None])
 
     def launch(self, tests: Tests, into: Accumulator, objective: Objective | None = None) -> Launch:
         """Start chunks of at most `most_tests` tests. The launch before the one before must have been taken."""

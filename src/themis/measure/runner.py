@@ -619,7 +619,8 @@ class CapturedRunner:
             clean.compare,
             calculator.device,
             len(calculator.perturbation.theta),
-            inputs[:1].nbytes + clean.outputs[:1].nbytes,
+            inputs[:1],
+            clean.outputs[:1],
             observer is not None,
         )
         try:
