@@ -152,7 +152,7 @@ def cover(
     needed = open_to.variance * (rule.factor / rule.limit) ** 2 / rule.draws + 3  # as MCSE falls as 1/sqrt(n)
     needed = torch.where(open_to.mean > 0, needed, UNSEEN_TESTS)
     last = torch.tensor([layer.stop - 1 for layer in layers], device=converged.device)
-    counts = torch.stack([converged, is_judged]).cumsum(1)[:, last]
+    counts = torch.stack([flags.cumsum(0)[last] for flags in (converged, is_judged)])
     part, whole = counts.diff(prepend=counts.new_zeros(2, 1))
     by_layer = torch.where(whole > 0, part.double() / whole.clamp(min=1), 1.0)  # without a judged neuron, it is covered
     coverage = Coverage(
@@ -191,7 +191,7 @@ def sample_neurons(variance: Tensor, k: int) -> Tensor:
     if n <= k:
         return torch.argsort(variance, stable=True)
     places = -(-torch.arange(1, k + 1, device=variance.device) * n // k) - 1
-    if n < MANY:
+    if n < MANY or not variance.is_cpu:  # a GPU sorts faster than it counts
         return torch.argsort(variance, stable=True)[places]
     # Only neurons that share the first bits of their variance with one that is picked are sorted.
     bits = (variance + 0.0).view(torch.int64) >> IGNORED_BITS

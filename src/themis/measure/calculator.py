@@ -118,15 +118,14 @@ class Calculator:
         oracle: Oracle,
         layers: tuple[Layer, ...],
         limits: Limits,
+        inputs: Tensor | Rows | None = None,
     ) -> None:
+        """inputs: those of the seeds, if they were checked."""
         self.target, self.seeds, self.layers, self.limits = target, seeds, layers, limits
         self.by_name = {layer.name: layer for layer in layers}
         self.device, self.n_neurons = target.device, layers[-1].stop
         self.perturbation = perturbation.fitted(tuple(seeds.shape[1:]))
-        inputs = seeds.inputs
-        if isinstance(inputs, Tensor):
-            inputs = within_bounds(inputs, target.bounds, seeds.seed_id)
-        self.inputs = place(inputs, self.device)
+        self.inputs = place(_checked(seeds, target) if inputs is None else inputs, self.device)
         self.dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
         size = limits.chunk or chunk_size(self.n_neurons, self.device, limits.batch_size)
         self.memory = ChunkBuffers(layers, size, self.dtype, self.device)
@@ -150,13 +149,12 @@ class Calculator:
         target: AnyTarget, seeds: Seeds, perturbation: Perturbation, oracle: Oracle, limits: Limits | None = None
     ) -> Calculator:
         """A calculator for the layers that tracing the target with the first seed finds."""
-        if isinstance(seeds.inputs, Tensor):
-            within_bounds(seeds.inputs, target.bounds, seeds.seed_id)
+        inputs = _checked(seeds, target)
         before = target.requests.sent if isinstance(target, BlackBox) else RequestCounts()
         place_others(target, seeds, torch.zeros(1, dtype=torch.int64))
         with step("running the model on the first inputs"):
             layers = target.find_layers(seeds.inputs[0].to(target.device))
-        calculator = Calculator(target, seeds, perturbation, oracle, layers, limits or Limits())
+        calculator = Calculator(target, seeds, perturbation, oracle, layers, limits or Limits(), inputs)
         calculator.passes += TRACING_PASSES
         calculator._sent_before = before
         return calculator
@@ -359,3 +357,9 @@ class Calculator:
                 "name layers that are always computed with layers=[...]"
             )
         return outputs
+
+
+def _checked(seeds: Seeds, target: AnyTarget) -> Tensor | Rows:
+    """The clean inputs, within the bounds; those that are read later are checked then."""
+    inputs = seeds.inputs
+    return within_bounds(inputs, target.bounds, seeds.seed_id) if isinstance(inputs, Tensor) else inputs

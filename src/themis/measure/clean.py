@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,8 +23,6 @@ from themis.target.target import AnyTarget, Target
 SPARE_SHARE, SPARE_SHARE_OF_GPU, RESERVED_OF_GPU = 0.25, 0.5, 32 << 30
 """Shares of the free memory that clean activations may take by default, and bytes of a large GPU that they leave free:
 the rest is for other processes, which do the same, and for chunks."""
-N_COPIERS, LARGE = 4, 1 << 26
-"""Threads that copy inputs of so many bytes to a GPU: one of them reaches a part of what its bus can do."""
 NO_SEEDS = np.zeros(0, dtype=np.int64)
 Activations = dict[str, Tensor]
 """Activations `[inputs, neurons]` by layer."""
@@ -141,13 +138,7 @@ def place(inputs: Tensor | Rows, device: torch.device) -> Tensor | Rows:
     if not isinstance(inputs, Tensor) or device.type != "cuda" or inputs.is_cuda:
         return inputs.to(device)
     if inputs.nbytes <= torch.cuda.mem_get_info(device)[0] // 2:
-        if inputs.nbytes < LARGE:
-            return inputs.to(device)
-        placed = torch.empty_like(inputs, device=device)
-        torch.cuda.synchronize(device)  # what had its memory before may still be read
-        with ThreadPoolExecutor(N_COPIERS) as pool:
-            list(pool.map(Tensor.copy_, placed.tensor_split(N_COPIERS), inputs.tensor_split(N_COPIERS)))
-        return placed
+        return inputs.to(device)
     tensor = inputs
     return Rows(lambda k: tensor[k], torch.arange(len(tensor)), tuple(tensor.shape[1:]), device=device, cache_bytes=0)
 

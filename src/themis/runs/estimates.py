@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, fields
 from time import sleep
 from typing import TYPE_CHECKING, Any
@@ -259,13 +260,17 @@ class SlicedSeeds:
 
         members = [(each.name, value, each.position == k) for each in columns for k, value in enumerate(each.values)]
         tail = ALPHA / max(1, sum(bool(tests[mine].any()) for _, _, mine in members))
-        is_weighted, rates = bool((self.weight != 1).any()), []
-        for name, value, mine in members:
+        is_weighted = bool((self.weight != 1).any())
+
+        def rate(member: tuple[str, str, NDArray[np.bool_]]) -> SliceRate:
+            name, value, mine = member
             counts = (tests[mine], faults[mine], self.weight[mine] if is_weighted else None)
             n_seeds, n_tests = int((counts[0] > 0).sum()), int(counts[0].sum())
             at_least = least_fault_rate(*counts, tail=tail)
-            rates.append(SliceRate(name, value, n_seeds, n_tests, fault_rate(*counts), at_least))
-        return tuple(rates)
+            return SliceRate(name, value, n_seeds, n_tests, fault_rate(*counts), at_least)
+
+        with ThreadPoolExecutor(8) as pool:  # most of it is computed by NumPy, without Python's lock
+            return tuple(pool.map(rate, members))
 
 
 def slices_of(run: Reader, slice_by: str) -> tuple[SliceRate, ...]:
