@@ -248,6 +248,26 @@ def test_a_layer_that_the_model_overwrites_is_folded_before(inputs, launches, mo
     assert run.design_effect == pytest.approx(plain.design_effect, rel=1e-2)
 
 
+@pytest.mark.parametrize("n_kept", [280, 300])
+def test_results_do_not_depend_on_how_many_clean_activations_fit(net, inputs, monkeypatch, n_kept):
+    started, start = [], graphs_module.Graphs.start
+
+    def watch(graphs, *planned):
+        started.append(planned)
+        return start(graphs, *planned)
+
+    monkeypatch.setattr(graphs_module.Graphs, "start", watch)
+    run, some = (
+        themis.run(Target(net), inputs, "gaussian", magnitude=0.5, clean_memory_gib=n * 8054 * 4 / 2**30, **OPTIONS)
+        for n in (300.5, n_kept + 0.5)
+    )
+    assert (run.start.n_kept, some.start.n_kept) == (300, n_kept)
+    assert started
+    for name in ("id", "seed_id", "theta", "answer"):
+        assert np.array_equal(run.faults.columns[name], some.faults.columns[name]), name
+    np.testing.assert_allclose(run.posterior_means, some.posterior_means, rtol=1e-4, atol=1e-6)
+
+
 def test_a_run_that_was_stored_resumes_and_replays(net, inputs, tmp_path):
     options = {"magnitude": 0.5, "coverage": None, "plateau": None}
     whole = themis.run(Target(net), inputs, "gaussian", max_tests=5120, **options)
