@@ -14,7 +14,7 @@ from torch import Tensor
 from themis.data.rows import Rows
 from themis.data.seeds import Seeds
 from themis.errors import ModelError
-from themis.measure.captured import Graphs
+from themis.measure.captured import CapturedChunk, Graphs
 from themis.measure.chunk import ChunkBuffers, attack_size, chunk_size, columns_of, padded, pass_size
 from themis.measure.clean import NO_SEEDS, Clean, CleanActivations, place, place_others, spare_bytes, within_bounds
 from themis.measure.moments import Accumulator
@@ -32,6 +32,8 @@ TRACING_PASSES = 5
 """`find_layers` traces one batch of two inputs and one of three."""
 
 Forward = Callable[[Tensor], Tensor]
+Disturb = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Maps seeds, theta and noise seeds `[tests]` to disturbed inputs."""
 OnActivation = Callable[[Layer, Tensor], None]
 """Takes a layer and its activations `[inputs, neurons]`."""
 
@@ -143,6 +145,7 @@ class Calculator:
         """Passes that were counted, and clean inputs that were run again, which are not."""
         is_undecided = target.device.type == "cuda" and limits.batch_size is None
         self.graphs = self._no_graphs(None if is_undecided else 0)
+        self._shared_graphs: dict[int, CapturedChunk] = {}
 
     @staticmethod
     def trace(
@@ -172,6 +175,8 @@ class Calculator:
         if isinstance(self.target, BlackBox):
             other._sent_before = self.target.requests.sent
         other.graphs = other._no_graphs(self.graphs.wide_chunk)
+        if not self.clean.oracle.is_spatial:  # else verdicts depend on how the perturbation has moved the pictures
+            other.graphs.shared = self._shared_graphs
         return other
 
     def _no_graphs(self, wide_chunk: int | None) -> Graphs:
@@ -250,20 +255,27 @@ class Calculator:
 
     # Tests
 
-    def run_chunk(self, tests: Tests, chunk: int, forward: Forward | None = None) -> ChunkAnswers:
-        """Run at most `chunk` tests at that shape; nothing is folded. forward: runs the model, by default as it is."""
-        rows, theta, noise_seed = columns_of(tests, chunk, self.device)
-        n = len(tests)
+    def run_chunk(
+        self, tests: Tests, chunk: int, forward: Forward | None = None, disturb: Disturb | None = None
+    ) -> ChunkAnswers:
+        """Run at most `chunk` tests at that shape; nothing is folded.
+
+        forward and disturb: run the model and disturb its inputs, which then have not moved; by default as they are.
+        """
+        columns, n, motion = columns_of(tests, chunk, self.device), len(tests), None
         with torch.no_grad():
-            _, disturbed, motion = self.disturb(rows, theta, noise_seed, n)
+            if disturb is None:
+                _, disturbed, motion = self.disturb(*columns, n)
+            else:
+                disturbed = disturb(*columns)
             self.passes += n
             outputs = (forward or self.target.forward)(disturbed)[:n].float()
             return ChunkAnswers(disturbed[:n], outputs, motion and motion[:n])
 
-    def grade_chunk(self, tests: Tests, forward: Forward | None = None) -> GradedChunk:
-        """Run at most a chunk of tests and compare their outputs; labels move with the content. forward: see above."""
+    def grade_chunk(self, tests: Tests, forward: Forward | None = None, disturb: Disturb | None = None) -> GradedChunk:
+        """Run at most a chunk of tests, see `run_chunk`, and compare their outputs; labels move with the content."""
         rows, clean = torch.from_numpy(tests.seed).to(self.device), self.clean
-        _, outputs, motion = self.run_chunk(tests, self.chunk, forward)
+        _, outputs, motion = self.run_chunk(tests, self.chunk, forward, disturb)
         with torch.no_grad():
             is_fault = clean.compare(rows, outputs, motion).is_fault
             labels = None if clean.labels is None else clean.labels[rows]

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -158,11 +159,18 @@ class CapturedChunk:
     """
 
     def __init__(
-        self, steps: ChunkSteps, chunk: int, *, ascends: bool = False, like: CapturedChunk | None = None
+        self,
+        steps: ChunkSteps,
+        chunk: int,
+        *,
+        ascends: bool = False,
+        like: CapturedChunk | None = None,
+        is_shared: bool = False,
     ) -> None:
-        """like: another graph of the same calculator, if there is one."""
+        """like: another graph of the same model and seeds, if there is one. is_shared: see `under`."""
         n_neurons, device = steps.layers[-1].stop, steps.device
         self.steps, self.chunk, self.device, self.ascends = steps, chunk, device, ascends
+        self._is_shared = is_shared
         fitting = max(1, min(MOST_CHUNKS, KEPT_BYTES // (chunk * (steps.input.nbytes + steps.output.nbytes))))
         self.most_chunks = 1 if steps.is_observed else fitting
         n_slots = 2 * self.most_chunks
@@ -179,6 +187,8 @@ class CapturedChunk:
         self._kept = {name: row.new_zeros(n_slots, chunk, *row.shape[1:]) for name, row in self._rows().items()}
         self._shift = torch.zeros(n_neurons, device=device)
         self._shift_of: Accumulator | None = None
+        self._disturbing: torch.cuda.CUDAGraph | None = None
+        """Disturbs the inputs of a chunk before the graph runs it, if that does not do so itself."""
         self._totals = torch.zeros(2, 2, n_neurons, dtype=torch.float64, device=device)
         self._folder = ChunkFolder(steps.layers, chunk, steps.panel, device)
         self._weight = torch.zeros(n_neurons if ascends else 0, device=device)
@@ -189,7 +199,7 @@ class CapturedChunk:
         self._fold_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call, unused-ignore]
         priority = FEW_TESTS if ascends else MANY_TESTS
         self._stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call, unused-ignore]
-        self._capture(is_first=like is None)
+        self._graph = self._capture(self._body, is_first=like is None)
         self._on_host = torch.zeros(self._kept["columns"].shape, dtype=torch.float64).pin_memory()
 
     @property
@@ -205,44 +215,59 @@ class CapturedChunk:
         columns = torch.empty(1, n_columns, dtype=torch.float64, device=self.device)
         return {**rows, "columns": columns, "disturbed": steps.input, "outputs": steps.output}
 
-    def _capture(self, *, is_first: bool) -> None:
-        """Capture the graph, at once if that is possible.
+    def under(self, disturb: Disturb, n_dimensions: int) -> CapturedChunk:
+        """A shared graph for tests that are disturbed like this, by theta with so many dimensions.
+
+        Only the disturbing is captured. Tests of another perturbation must have ended, as all use the same memory.
+        """
+        other, n_slots = copy(self), 2 * self.most_chunks
+        other.steps, other._shift_of = replace(self.steps, disturb=disturb), None
+        theta = torch.zeros(n_slots, self.chunk, n_dimensions).pin_memory()
+        other._staged = [self._staged[0], theta, *self._staged[2:]]
+        other._given = [self._given[0], theta.to(self.device), *self._given[2:]]
+        other._disturbing = other._capture(other._disturb, is_first=False)
+        return other
+
+    def _capture(self, body: Callable[[], None], *, is_first: bool) -> torch.cuda.CUDAGraph:
+        """Capture what the body does, at once if that is possible.
 
         Else a run comes first, in which libraries load their kernels and allocate their workspaces. If need be, a run
         without gradient precedes it: it shows which layers the model overwrites, and so spoils for the gradient.
         """
         try:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
-            if not self._is_recorded():
+            graph = self._try_to_record(body)
+            if graph is None:
                 for has_gradient in (False, True) if self.ascends and is_first else (self.ascends,):
                     with torch.cuda.stream(self._stream), torch.set_grad_enabled(has_gradient):
-                        self._body(is_forked=False)
-                self._record()
+                        body()
+                graph = self._record(body)
             torch.cuda.synchronize(self.device)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             torch.cuda.synchronize(self.device)
             raise CaptureError(str(error)) from error
+        return graph
 
-    def _is_recorded(self) -> bool:
-        """Try to record the graph; whether it succeeded."""
+    def _try_to_record(self, body: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
+        """The recorded graph; None if that fails."""
         try:
-            self._record()
+            return self._record(body)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            return False
-        return True
+            return None
 
-    def _record(self) -> None:
-        self._graph = torch.cuda.CUDAGraph()
+    def _record(self, body: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
         with (
             torch.set_grad_enabled(self.ascends),
-            capturing(self._graph, self._stream, self.device),
+            capturing(graph, self._stream, self.device),
             self._fold_stream_joins(),
         ):
-            self._body(is_forked=not self.ascends)
+            body()
+        return graph
 
     @contextmanager
     def _fold_stream_joins(self) -> Iterator[None]:
@@ -253,12 +278,19 @@ class CapturedChunk:
         finally:
             self._stream.wait_stream(self._fold_stream)
 
-    def _body(self, *, is_forked: bool) -> None:
+    def _disturb(self) -> None:
+        """What is captured for each perturbation if the graph is shared: the inputs of the tests in the slot."""
+        rows, theta, noise_seed = (given.index_select(0, self._slot)[0] for given in self._given[:3])
+        with torch.no_grad():
+            self._keep("disturbed", self.steps.disturb(rows, theta, noise_seed)[1])
+
+    def _body(self) -> None:
         """What is captured: one chunk, from the tests in its slot to the results in the same slot.
 
-        If it is forked, a layer is folded while the model computes the next ones, unless the model was seen to
-        overwrite it meanwhile.
+        While the model computes the next layers, a layer is folded, unless the model was seen to overwrite it
+        meanwhile, or a gradient is needed.
         """
+        is_forked = not self.ascends and torch.cuda.is_current_stream_capturing()
         value = torch.zeros((), device=self.device)
         rows, theta, noise_seed, of_margin, clean_rows, n_tests = (
             given.index_select(0, self._slot)[0] for given in self._given
@@ -298,7 +330,10 @@ class CapturedChunk:
                 self._overwritten.add(name)
 
         theta.requires_grad_(self.ascends)
-        _, disturbed, motion = self.steps.disturb(rows, theta, noise_seed)
+        if self._is_shared:
+            disturbed, motion = self._kept["disturbed"].index_select(0, self._slot)[0], None
+        else:
+            _, disturbed, motion = self.steps.disturb(rows, theta, noise_seed)
         outputs = self.steps.forward(disturbed, on_activation).float()
         while in_use:
             let_go()
@@ -314,7 +349,8 @@ class CapturedChunk:
             number = torch.full_like(verdict.margin, torch.nan) if verdict.value is None else verdict.value
             columns = (verdict.is_fault, verdict.outcome, verdict.margin, number, is_finite)
             self._keep("columns", torch.cat([torch.stack([column.double() for column in columns], 1), *gradient], 1))
-            self._keep("disturbed", disturbed.detach())
+            if not self._is_shared:
+                self._keep("disturbed", disturbed.detach())
             self._keep("outputs", outputs)
             self._keep("by_layer", by_layer)
             self._keep("panel", panel)
@@ -351,6 +387,8 @@ class CapturedChunk:
         self._slot.fill_(first)
         self._totals[self._half].zero_()
         for _ in range(n_chunks):
+            if self._disturbing is not None:
+                self._disturbing.replay()
             self._graph.replay()
         self._on_host[slots].copy_(self._kept["columns"][slots], non_blocking=True)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call, unused-ignore]
@@ -386,30 +424,32 @@ class CapturedChunk:
         into.commit_sums(self._totals[launch.half], n_tests)
 
 
-def captured_forward(forward: Callable[[Tensor], Tensor], example: Tensor) -> Callable[[Tensor], Tensor]:
-    """Runs inputs of the shape of `example` as a CUDA graph; `forward` itself if it cannot be captured.
+def captured_function(function: Callable[..., Tensor], *examples: Tensor) -> Callable[..., Tensor]:
+    """Runs arguments of the shapes of `examples` as a CUDA graph; `function` itself if it cannot be captured.
 
-    The weights must stay where they are.
+    What else it reads, such as weights, must stay where it is.
     """
-    if not example.is_cuda:
-        return forward
-    given, graph = example.clone(), torch.cuda.CUDAGraph()
-    stream = torch.cuda.Stream(example.device)  # type: ignore[no-untyped-call, unused-ignore]
-    stream.wait_stream(torch.cuda.current_stream(example.device))
+    device = examples[0].device
+    if device.type != "cuda":
+        return function
+    given, graph = [example.clone() for example in examples], torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call, unused-ignore]
+    stream.wait_stream(torch.cuda.current_stream(device))
     try:
-        with torch.no_grad(), capturing(graph, stream, example.device):
-            outputs = forward(given)
+        with torch.no_grad(), capturing(graph, stream, device):
+            result = function(*given)
     except Exception:  # whatever prevents it
-        return forward
+        return function
     finally:
-        torch.cuda.synchronize(example.device)
+        torch.cuda.synchronize(device)
 
-    def replay(inputs: Tensor) -> Tensor:
-        if inputs.shape != given.shape or inputs.dtype != given.dtype:
-            return forward(inputs)
-        given.copy_(inputs)
+    def replay(*arguments: Tensor) -> Tensor:
+        if any(each.shape != own.shape or each.dtype != own.dtype for each, own in zip(arguments, given, strict=True)):
+            return function(*arguments)
+        for each, own in zip(arguments, given, strict=True):
+            own.copy_(each)
         graph.replay()
-        return outputs.clone()
+        return result.clone()
 
     return replay
 
@@ -458,6 +498,8 @@ class Graphs:
         self._idles = chunk * n_activations <= IDLING
         self.wide_chunk = wide_chunk
         """Tests per forward pass where many are pending; 0 if chunks are never joined, None before that is decided."""
+        self.shared: dict[int, CapturedChunk] | None = None
+        """Shared graphs by their rows, for campaigns on the same clean inputs that take turns."""
         self._captured: dict[tuple[int, bool], CapturedChunk | None] = {}
         self._in_flight: dict[CapturedChunk, tuple[Accumulator, Launch]] = {}
 
@@ -466,6 +508,8 @@ class Graphs:
         if chunk != self._chunk:  # memory ran out
             self.drop()
             self._chunk, self.wide_chunk = chunk, 0
+            if self.shared is not None:
+                self.shared.clear()
         if not ascends and self.wide_chunk is None and n_tests >= MANY * chunk:
             self._decide_wide_chunk(capture)
         return self._graph(self._rows(n_tests, ascends), ascends, capture)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from themis.errors import ModelError
-from themis.measure.calculator import Calculator, Forward, GradedChunk
-from themis.measure.captured import N_COLUMNS, CapturedChunk, CaptureError, ChunkSteps, captured_forward
+from themis.measure.calculator import Calculator, Disturb, Forward, GradedChunk
+from themis.measure.captured import N_COLUMNS, CapturedChunk, CaptureError, ChunkSteps, captured_function
 from themis.measure.chunk import attack_size, columns_of, pass_size
 from themis.measure.clean import place_others
 from themis.measure.distance import distances, similar_first
@@ -113,6 +113,7 @@ class LocalMeasurer:
     def __init__(self, calculator: Calculator) -> None:
         self.calculator = calculator
         self._runner: TestRunner | None = None
+        self._disturbing: tuple[Calculator, Disturb] | None = None
 
     def sweep(self) -> Moments:
         return sweep(self.calculator)
@@ -141,7 +142,24 @@ class LocalMeasurer:
 
     def grade(self, calculator: Calculator, tests: Tests) -> Iterator[GradedChunk]:
         for first in range(0, len(tests), calculator.chunk):
-            yield calculator.grade_chunk(tests[first : first + calculator.chunk], self._forward)
+            yield calculator.grade_chunk(
+                tests[first : first + calculator.chunk], self._forward, self._disturb(calculator)
+            )
+
+    def _disturb(self, calculator: Calculator) -> Disturb | None:
+        """Disturbs the inputs of a chunk as a CUDA graph, if that needs no pass and nothing moves."""
+        if calculator.device.type != "cuda" or calculator.graphs.shared is None or calculator.perturbation.passes:
+            return None
+        if self._disturbing is None or self._disturbing[0] is not calculator:
+            chunk, device = calculator.chunk, calculator.device
+            number = torch.zeros(chunk, dtype=torch.int64, device=device)
+            theta = torch.zeros(chunk, len(calculator.perturbation.theta), device=device)
+
+            def disturb(rows: Tensor, theta: Tensor, noise_seed: Tensor) -> Tensor:
+                return calculator.disturb(rows, theta, noise_seed, chunk).disturbed
+
+            self._disturbing = calculator, captured_function(disturb, number, theta, number)
+        return self._disturbing[1]
 
     @cached_property
     def _forward(self) -> Forward:
@@ -150,7 +168,7 @@ class LocalMeasurer:
         if calculator.seeds.others is not None:
             return calculator.target.forward
         rows = torch.zeros(calculator.chunk, dtype=torch.int64, device=calculator.device)
-        return captured_forward(calculator.target.forward, calculator.read(rows))
+        return captured_function(calculator.target.forward, calculator.read(rows))
 
 
 PanelDifferences = tuple[Tensor, Tensor]
@@ -624,7 +642,13 @@ class CapturedRunner:
             observer is not None,
         )
         try:
-            return CapturedChunk(steps, rows, ascends=ascends, like=calculator.graphs.any_captured)
+            shared, like = calculator.graphs.shared, calculator.graphs.any_captured
+            if shared is None or ascends:
+                return CapturedChunk(steps, rows, ascends=ascends, like=like)
+            if rows not in shared:
+                like = next(iter(shared.values()), None)
+                shared[rows] = CapturedChunk(steps, rows, like=like, is_shared=True)
+            return shared[rows].under(steps.disturb, steps.n_dimensions)
         except CaptureError:
             return None
         finally:
