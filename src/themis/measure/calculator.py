@@ -274,7 +274,7 @@ class Calculator:
 
     def grade_chunk(self, tests: Tests, forward: Forward | None = None, disturb: Disturb | None = None) -> GradedChunk:
         """Run at most a chunk of tests, see `run_chunk`, and compare their outputs; labels move with the content."""
-        rows, clean = torch.from_numpy(tests.seed).to(self.device), self.clean
+        rows, clean = torch.from_numpy(tests.seed).to(self.device, non_blocking=True), self.clean
         _, outputs, motion = self.run_chunk(tests, self.chunk, forward, disturb)
         with torch.no_grad():
             is_fault = clean.compare(rows, outputs, motion).is_fault
