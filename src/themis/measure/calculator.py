@@ -246,6 +246,8 @@ class Calculator:
             oracle = oracle.settle(outputs, labels)
             oracle.check(outputs, labels)  # refuses outputs and labels that it cannot compare
         self.clean = Clean(oracle, outputs, oracle.reference(outputs, labels), labels, self.clean.kept)
+        if oracle.is_spatial:
+            self.graphs.shared = None
 
     def release(self) -> None:
         """Free what only a running campaign needs; single tests can still be run."""
