@@ -41,5 +41,5 @@ def _text(value: Any, depth: int = 0) -> str:
     pad, end = "\n" + " " * (depth + 1), "\n" + " " * depth
     if isinstance(value, list):
         return "[" + pad + f",{pad}".join(_text(item, depth + 1) for item in value) + end + "]"
-    parts = (f"{json.dumps(name)}: {_text(item, depth + 1)}" for name, item in value.items())
+    parts = (f"{json.dumps(str(name))}: {_text(item, depth + 1)}" for name, item in value.items())
     return "{" + pad + f",{pad}".join(parts) + end + "}"

@@ -46,6 +46,12 @@ def test_every_fault_replays_bit_for_bit(result):
 
 
 @pytest.mark.quick
+def test_a_campaign_that_has_ended_keeps_no_clean_activations(result):
+    calculator = result.faults.handle.calculator
+    assert calculator.clean.kept.n_kept == 0
+    assert not calculator.memory.buffers
+
+
 def test_counts_agree_with_the_faults(result):
     faults, last = list(result.faults), result.rounds[-1]
     assert last.tests == 2560

@@ -18,7 +18,7 @@ from simulation import (
 )
 
 from themis.errors import UsageError
-from themis.judge.risk import fault_rate, residual_risk, seeds_to_exceed, unseen_mass
+from themis.judge.risk import fault_rate, least_fault_rate, residual_risk, seeds_to_exceed, unseen_mass
 
 pytestmark = pytest.mark.quick
 
@@ -33,6 +33,14 @@ def test_with_one_test_per_seed_the_rate_has_the_binomial_interval(n_faults, n_t
     assert rate.value == n_faults / n_tests
     assert rate.low == pytest.approx(expected.low, abs=2e-6)
     assert rate.high == pytest.approx(expected.high, abs=2e-6)
+
+
+def test_the_lower_limit_alone_is_that_of_the_estimate():
+    tests, faults, weight = np.array([3, 0, 5, 1]), np.array([1, 0, 5, 0]), np.array([1.0, 2.0, 0.5, 1.0])
+    for seed_weight in (None, weight):
+        estimate = fault_rate(tests, faults, seed_weight, 0.01)
+        assert least_fault_rate(tests, faults, seed_weight, 0.01) == estimate.low
+    assert least_fault_rate(0 * tests, 0 * tests) == 0
 
 
 @pytest.mark.parametrize("tests_a_seed", [1, 7, 1000])

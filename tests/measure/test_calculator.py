@@ -148,6 +148,12 @@ def test_the_seeds_that_are_used_most_keep_their_clean_activations():
     assert kept.n_fitting(np.array([3, 3, 4, 3, 5, 4, 1, 2])) == 6
     kept.make_room(np.array([3]))  # and then the model fails
     assert use(3) == [3]
+    held = int(np.flatnonzero(kept._row >= 0)[0])
+    row = kept.rows(np.array([held]))
+    for seed in range(6):  # one after the other takes the two other rows
+        missing, rows = kept.make_room(np.array([seed]), in_use=np.array([held]))
+        kept.filled(missing, rows)
+        assert kept.rows(np.array([held])) == row
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 64, 1000])

@@ -155,6 +155,37 @@ def test_a_capture_that_fails_leaves_the_gpu_as_it_was(fails):
     assert torch.rand(8, device=CUDA).std() > 0
 
 
+def test_the_members_of_a_suite_find_the_same_captured_or_not(net, inputs, launches, tmp_path, monkeypatch):
+    members = [
+        {"perturb": "fog", "levels": [{"density": 1.8, "patchiness": 0.3, "scale": 0.5}]},
+        {"perturb": "gaussian", "magnitude": 0.5, "levels": [{"sigma": 0.1}, {"sigma": 0.4}]},
+        {"perturb": "rotate + shift", "levels": [{"angle": 10, "x": 0.05, "y": 0.0}]},
+        {"perturb": "fgsm", "magnitude": 0.1},
+    ]
+
+    def run(name):
+        options = {"max_tests": 8000, "coverage": None, "plateau": None, "max_stored": 10}
+        return themis.run_suite(
+            Target(net), inputs, {"name": "four", "members": members}, out=tmp_path / name, **options
+        )
+
+    captured, again = run("captured"), run("again")
+    assert sum(launches) > 2 * 7000
+    monkeypatch.setattr(runner_module, "can_fold", lambda device: False)
+    monkeypatch.setattr(runner_module, "captured_function", lambda function, *examples: function)
+    plain = run("plain")
+    assert [row.passes for row in captured.rows] == [row.passes for row in plain.rows]
+    assert captured.errors == plain.errors == again.errors
+    for member in captured:
+        mine, others = captured[member], (plain[member], again[member])
+        assert len(mine.faults) > 20
+        for other in others:
+            for name in ("id", "seed_id", "theta", "noise_seed", "answer"):
+                assert np.array_equal(mine.faults.columns[name], other.faults.columns[name]), (member, name)
+        assert mine.judged.all == pytest.approx(plain[member].judged.all, abs=2e-3)
+        assert mine.judged == again[member].judged
+
+
 class BreaksDown(nn.Module):
     def __init__(self, net):
         super().__init__()
@@ -246,6 +277,26 @@ def test_a_layer_that_the_model_overwrites_is_folded_before(inputs, launches, mo
     plain = themis.run(Target(net), inputs, "gaussian", magnitude=0.5, **OPTIONS)
     assert run.judged.all == pytest.approx(plain.judged.all, abs=2e-3)
     assert run.design_effect == pytest.approx(plain.design_effect, rel=1e-2)
+
+
+@pytest.mark.parametrize("n_kept", [280, 300])
+def test_results_do_not_depend_on_how_many_clean_activations_fit(net, inputs, monkeypatch, n_kept):
+    started, start = [], graphs_module.Graphs.start
+
+    def watch(graphs, *planned):
+        started.append(planned)
+        return start(graphs, *planned)
+
+    monkeypatch.setattr(graphs_module.Graphs, "start", watch)
+    run, some = (
+        themis.run(Target(net), inputs, "gaussian", magnitude=0.5, clean_memory_gib=n * 8054 * 4 / 2**30, **OPTIONS)
+        for n in (300.5, n_kept + 0.5)
+    )
+    assert (run.start.n_kept, some.start.n_kept) == (300, n_kept)
+    assert started
+    for name in ("id", "seed_id", "theta", "answer"):
+        assert np.array_equal(run.faults.columns[name], some.faults.columns[name]), name
+    np.testing.assert_allclose(run.posterior_means, some.posterior_means, rtol=1e-4, atol=1e-6)
 
 
 def test_a_run_that_was_stored_resumes_and_replays(net, inputs, tmp_path):

@@ -1,6 +1,7 @@
 """What every runner of chunks promises: here operation by operation, on a GPU as a CUDA graph."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from themis.data import read_seeds
 from themis.measure.calculator import Calculator, Limits
 from themis.measure.fold import Objective
 from themis.measure.moments import Accumulator, Moments
-from themis.measure.runner import CapturedRunner, PlannedTests, TestRunner
+from themis.measure.runner import CapturedRunner, LocalMeasurer, PlannedTests, Portion, TestRunner
 from themis.measure.sweep import sweep
 from themis.measure.tests import Tests
 from themis.oracle import NOT_FINITE, Changed
@@ -78,16 +79,33 @@ class Joined:
 
 
 @pytest.fixture(
-    params=["eager", "joined", "wide", pytest.param("captured", marks=ON_GPU)],
+    params=[
+        "eager",
+        "joined",
+        "wide",
+        "second",
+        *(pytest.param(f"captured{of}", marks=ON_GPU) for of in ("", " second")),
+    ]
 )
 def runner(request):
+    """A runner of each kind; "second": after another campaign on the same clean inputs."""
     inputs = torch.rand(30, 1, 2, 2, generator=torch.Generator().manual_seed(1)) * 0.7
-    target = Target(Breaks().eval().to("cuda" if request.param == "captured" else "cpu"))
+    target = Target(Breaks().eval().to("cuda" if "captured" in request.param else "cpu"))
     limits = Limits(1 << 20, chunk=CHUNK)
     with target.opened():
         gaussian = choose_perturbation("gaussian", 0.3)
         calculator = Calculator.trace(target, read_seeds(inputs), gaussian, Changed(), limits)
         sweep(calculator)
+        if "second" in request.param:
+            first = LocalMeasurer(calculator.under(choose_perturbation("gaussian + brightness")))
+            first.begin(PANEL, None)
+            two = replace(make_tests(20), theta=np.zeros((20, 2), np.float32))
+            pending = Portion("search", two, calculator.accumulator(), lambda tests: (tests, None))
+            for upcoming in ([pending], []):  # the last tests are left under way
+                first.measure(pending, partial(iter, upcoming), None)
+            first.end()
+            assert not first.calculator.clean.kept.n_kept
+            calculator = calculator.under(gaussian)
         runner = TestRunner(calculator, PANEL)
         if request.param in ("joined", "wide"):
             runner.runner = Joined(runner.runner, request.param == "wide")

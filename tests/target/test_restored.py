@@ -55,15 +55,21 @@ def shrink(net, x):
 CHANGES = [("mean", adapt), ("mean", replace), ("net.0.weight", limit_norm)]
 
 
+GPU = pytest.param(
+    "cuda", marks=[pytest.mark.slow, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+)
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("change", [adapt, count, halve, limit_norm, replace, shrink])
-def test_the_model_is_restored_to_the_last_bit(change):
-    net = Stateful(change)
+def test_the_model_is_restored_to_the_last_bit(change, device):
+    net = Stateful(change).to(device)
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     places = {name: tensor.data_ptr() for name, tensor in net.state_dict().items()}
     target = Target(net)
     with target.opened(), torch.no_grad():
         assert not target.changed_tensors()
-        target.forward(torch.rand(6, 4))
+        target.forward(torch.rand(6, 4, device=device))
         assert target.changed_tensors()
     assert not target.changed_tensors()
     after = net.state_dict()

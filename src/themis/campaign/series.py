@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ from themis.criteria import Criterion
 from themis.data.seeds import Seeds, read_seeds
 from themis.data.slices import read_seed_weights
 from themis.errors import DataError, ModelError, UsageError, warn
+from themis.measure.kernels_cuda import can_fold
 from themis.oracle import Oracle
 from themis.perturb import Perturbation
 from themis.perturb.perturbation import is_same_code
@@ -286,6 +289,8 @@ def open_series(
 ) -> Iterator[CampaignSeries]:
     """Open the target, the rivals and the workers of campaigns like `plan`, with the threads of a run to resume."""
     target, seeds, _, origin, _ = tested
+    if target.device.type == "cuda":
+        Thread(target=_load_ahead, args=(target.device,)).start()
     ledger_of(target, None if origin is None else origin.weights_path()).warn(seeds)
     if executor is not None:
         check_workers(executor, target, plan.policy, plan.settings)
@@ -298,6 +303,13 @@ def open_series(
             stack.enter_context(model.opened())
         refuse_tokens(target, seeds.take(torch.arange(1))[0])
         yield CampaignSeries(tested, describe_environment(target.device), make_measurer, train)
+
+
+def _load_ahead(device: torch.device) -> None:
+    """Load what a campaign on a GPU needs later; the first of a process would wait for it."""
+    can_fold(device)
+    import_module("scipy.special")
+    import_module("scipy.optimize")
 
 
 def refuse_changes(now: dict[str, Any], then: dict[str, Any], what: str) -> None:

@@ -152,7 +152,7 @@ def cover(
     needed = open_to.variance * (rule.factor / rule.limit) ** 2 / rule.draws + 3  # as MCSE falls as 1/sqrt(n)
     needed = torch.where(open_to.mean > 0, needed, UNSEEN_TESTS)
     last = torch.tensor([layer.stop - 1 for layer in layers], device=converged.device)
-    counts = torch.stack([converged, is_judged]).cumsum(1)[:, last]
+    counts = torch.stack([flags.cumsum(0)[last] for flags in (converged, is_judged)])
     part, whole = counts.diff(prepend=counts.new_zeros(2, 1))
     by_layer = torch.where(whole > 0, part.double() / whole.clamp(min=1), 1.0)  # without a judged neuron, it is covered
     coverage = Coverage(
@@ -177,17 +177,31 @@ def forecast(needed: Tensor, n_tests: int, goal: float) -> int | None:
     return max(0, math.ceil(min(float(last), OUT_OF_REACH)) - n_tests)
 
 
+MANY, IGNORED_BITS = 1 << 17, 44
+"""From so many neurons on, `sample_neurons` compares the variances without these bits before it sorts some of them."""
+
+
 def sample_neurons(variance: Tensor, k: int) -> Tensor:
     """Indices of k neurons: in ascending, stable order of variance those at `ceil(j*N/k) - 1`, j = 1..k.
 
     All neurons if N <= k. At a given number of tests, convergence is monotone in the variance, so the coverage of the
     sample is within 1/k of that of all neurons.
     """
-    order, n = torch.argsort(variance, stable=True), len(variance)
+    n = len(variance)
     if n <= k:
-        return order
-    j = torch.arange(1, k + 1, device=variance.device)
-    return order[-(-j * n // k) - 1]
+        return torch.argsort(variance, stable=True)
+    places = -(-torch.arange(1, k + 1, device=variance.device) * n // k) - 1
+    if n < MANY or not variance.is_cpu:  # a GPU sorts faster than it counts
+        return torch.argsort(variance, stable=True)[places]
+    # Only neurons that share the first bits of their variance with one that is picked are sorted.
+    bits = (variance + 0.0).view(torch.int64) >> IGNORED_BITS
+    sizes = torch.bincount(bits)
+    picked = torch.searchsorted(sizes.cumsum(0), places, right=True)
+    is_picked = torch.zeros(len(sizes), dtype=torch.bool, device=bits.device)
+    is_picked[picked] = True
+    few = is_picked[bits].nonzero().squeeze(1)
+    before = torch.where(is_picked, 0, sizes).cumsum(0)[picked]  # neurons that are not sorted
+    return few[torch.argsort(variance[few], stable=True)[places - before]]
 
 
 MIN_UNIT_SHARE = 1e-3

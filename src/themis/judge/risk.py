@@ -53,6 +53,22 @@ def fault_rate(
     `seed_weight` says how often inputs like each seed occur, if the tests were drawn so: a seed counts as much as its
     weight exceeds its chance of having been tested at all. Each limit fails at most `tail` of the time.
     """
+    sample = _rates_of_seeds(tests_by_seed, faults_by_seed, seed_weight)
+    return None if sample is None else mean_estimate(sample[0], tail, sample[1])
+
+
+def least_fault_rate(
+    tests_by_seed: Counts, faults_by_seed: Counts, seed_weight: Floats | None = None, tail: float = TAIL_PROBABILITY
+) -> float:
+    """The lower limit of `fault_rate` alone; 0 without a test."""
+    sample = _rates_of_seeds(tests_by_seed, faults_by_seed, seed_weight)
+    return 0.0 if sample is None else 1 - _mean_limit(1 - sample[0], tail, sample[1])
+
+
+def _rates_of_seeds(
+    tests_by_seed: Counts, faults_by_seed: Counts, seed_weight: Floats | None
+) -> tuple[Floats, Floats | None] | None:
+    """The rate of each tested seed, and its weight if there are weights; None without a test."""
     tests, faults = _counts(tests_by_seed), _counts(faults_by_seed)
     if tests.shape != faults.shape or (faults > tests).any():
         raise UsageError(
@@ -64,10 +80,10 @@ def fault_rate(
         return None
     rates = faults[is_tested] / tests[is_tested]
     if seed_weight is None:
-        return mean_estimate(rates, tail)
+        return rates, None
     share = (seed_weight / seed_weight.sum())[is_tested]
     with np.errstate(divide="ignore"):  # one seed may be all there is
-        return mean_estimate(rates, tail, share / -np.expm1(tests.sum() * np.log1p(-share)))
+        return rates, share / -np.expm1(tests.sum() * np.log1p(-share))
 
 
 def weighted_fault_rate(seed: NDArray[np.int64], is_fault: Bools, weight: Floats) -> Estimate:

@@ -14,9 +14,9 @@ from torch import Tensor
 from themis.data.rows import Rows
 from themis.data.seeds import Seeds
 from themis.errors import ModelError
-from themis.measure.captured import Graphs
+from themis.measure.captured import CapturedChunk, Graphs
 from themis.measure.chunk import ChunkBuffers, attack_size, chunk_size, columns_of, padded, pass_size
-from themis.measure.clean import Clean, CleanActivations, place, place_others, spare_bytes, within_bounds
+from themis.measure.clean import NO_SEEDS, Clean, CleanActivations, place, place_others, spare_bytes, within_bounds
 from themis.measure.moments import Accumulator
 from themis.measure.tests import Bools, Ints, Tests
 from themis.oracle import Motion, Oracle
@@ -32,6 +32,8 @@ TRACING_PASSES = 5
 """`find_layers` traces one batch of two inputs and one of three."""
 
 Forward = Callable[[Tensor], Tensor]
+Disturb = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Maps seeds, theta and noise seeds `[tests]` to disturbed inputs."""
 OnActivation = Callable[[Layer, Tensor], None]
 """Takes a layer and its activations `[inputs, neurons]`."""
 
@@ -119,15 +121,14 @@ class Calculator:
         oracle: Oracle,
         layers: tuple[Layer, ...],
         limits: Limits,
+        inputs: Tensor | Rows | None = None,
     ) -> None:
+        """inputs: those of the seeds, if they were checked."""
         self.target, self.seeds, self.layers, self.limits = target, seeds, layers, limits
         self.by_name = {layer.name: layer for layer in layers}
         self.device, self.n_neurons = target.device, layers[-1].stop
         self.perturbation = perturbation.fitted(tuple(seeds.shape[1:]))
-        inputs = seeds.inputs
-        if isinstance(inputs, Tensor):
-            inputs = within_bounds(inputs, target.bounds, seeds.seed_id)
-        self.inputs = place(inputs, self.device)
+        self.inputs = place(_checked(seeds, target) if inputs is None else inputs, self.device)
         self.dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
         size = limits.chunk or chunk_size(self.n_neurons, self.device, limits.batch_size)
         self.memory = ChunkBuffers(layers, size, self.dtype, self.device)
@@ -145,19 +146,19 @@ class Calculator:
         """Passes that were counted, and clean inputs that were run again, which are not."""
         is_undecided = target.device.type == "cuda" and limits.batch_size is None
         self.graphs = self._no_graphs(None if is_undecided else 0)
+        self._shared_graphs: dict[int, CapturedChunk] = {}
 
     @staticmethod
     def trace(
         target: AnyTarget, seeds: Seeds, perturbation: Perturbation, oracle: Oracle, limits: Limits | None = None
     ) -> Calculator:
         """A calculator for the layers that tracing the target with the first seed finds."""
-        if isinstance(seeds.inputs, Tensor):
-            within_bounds(seeds.inputs, target.bounds, seeds.seed_id)
+        inputs = _checked(seeds, target)
         before = target.requests.sent if isinstance(target, BlackBox) else RequestCounts()
         place_others(target, seeds, torch.zeros(1, dtype=torch.int64))
         with step("running the model on the first inputs"):
             layers = target.find_layers(seeds.inputs[0].to(target.device))
-        calculator = Calculator(target, seeds, perturbation, oracle, layers, limits or Limits())
+        calculator = Calculator(target, seeds, perturbation, oracle, layers, limits or Limits(), inputs)
         calculator.passes += TRACING_PASSES
         calculator._sent_before = before
         return calculator
@@ -175,6 +176,8 @@ class Calculator:
         if isinstance(self.target, BlackBox):
             other._sent_before = self.target.requests.sent
         other.graphs = other._no_graphs(self.graphs.wide_chunk)
+        if not self.clean.oracle.is_spatial:  # else verdicts depend on how the perturbation has moved the pictures
+            other.graphs.shared = self._shared_graphs
         return other
 
     def _no_graphs(self, wide_chunk: int | None) -> Graphs:
@@ -213,15 +216,15 @@ class Calculator:
         kept = CleanActivations(self.layers, n_seeds, max_bytes, self.dtype, device, least=self.chunk)
         self.clean = replace(self.clean, kept=kept)
 
-    def keep_clean(self, seeds: Ints) -> None:
+    def keep_clean(self, seeds: Ints, in_use: Ints = NO_SEEDS) -> None:
         """Run those of the clean inputs `seeds` whose activations are not kept, in place of those used least.
 
-        A campaign counts their passes once, in its sweep: results do not depend on the memory.
+        A campaign counts their passes once, in its sweep: results do not depend on the memory. in_use: see `make_room`.
         """
         kept = self.clean.kept
         if kept.is_complete:
             return
-        missing, rows = kept.make_room(seeds)
+        missing, rows = kept.make_room(seeds, in_use)
         self.n_recomputed += len(missing)
         for first in range(0, len(missing), self.chunk):
             part = torch.from_numpy(missing[first : first + self.chunk]).to(self.device)
@@ -244,6 +247,8 @@ class Calculator:
             oracle = oracle.settle(outputs, labels)
             oracle.check(outputs, labels)  # refuses outputs and labels that it cannot compare
         self.clean = Clean(oracle, outputs, oracle.reference(outputs, labels), labels, self.clean.kept)
+        if oracle.is_spatial:
+            self.graphs.shared = None
 
     def release(self) -> None:
         """Free what only a running campaign needs; single tests can still be run."""
@@ -253,20 +258,27 @@ class Calculator:
 
     # Tests
 
-    def run_chunk(self, tests: Tests, chunk: int, forward: Forward | None = None) -> ChunkAnswers:
-        """Run at most `chunk` tests at that shape; nothing is folded. forward: runs the model, by default as it is."""
-        rows, theta, noise_seed = columns_of(tests, chunk, self.device)
-        n = len(tests)
+    def run_chunk(
+        self, tests: Tests, chunk: int, forward: Forward | None = None, disturb: Disturb | None = None
+    ) -> ChunkAnswers:
+        """Run at most `chunk` tests at that shape; nothing is folded.
+
+        forward and disturb: run the model and disturb its inputs, which then have not moved; by default as they are.
+        """
+        columns, n, motion = columns_of(tests, chunk, self.device), len(tests), None
         with torch.no_grad():
-            _, disturbed, motion = self.disturb(rows, theta, noise_seed, n)
+            if disturb is None:
+                _, disturbed, motion = self.disturb(*columns, n)
+            else:
+                disturbed = disturb(*columns)
             self.passes += n
             outputs = (forward or self.target.forward)(disturbed)[:n].float()
             return ChunkAnswers(disturbed[:n], outputs, motion and motion[:n])
 
-    def grade_chunk(self, tests: Tests, forward: Forward | None = None) -> GradedChunk:
-        """Run at most a chunk of tests and compare their outputs; labels move with the content. forward: see above."""
-        rows, clean = torch.from_numpy(tests.seed).to(self.device), self.clean
-        _, outputs, motion = self.run_chunk(tests, self.chunk, forward)
+    def grade_chunk(self, tests: Tests, forward: Forward | None = None, disturb: Disturb | None = None) -> GradedChunk:
+        """Run at most a chunk of tests, see `run_chunk`, and compare their outputs; labels move with the content."""
+        rows, clean = torch.from_numpy(tests.seed).to(self.device, non_blocking=True), self.clean
+        _, outputs, motion = self.run_chunk(tests, self.chunk, forward, disturb)
         with torch.no_grad():
             is_fault = clean.compare(rows, outputs, motion).is_fault
             labels = None if clean.labels is None else clean.labels[rows]
@@ -360,3 +372,9 @@ class Calculator:
                 "name layers that are always computed with layers=[...]"
             )
         return outputs
+
+
+def _checked(seeds: Seeds, target: AnyTarget) -> Tensor | Rows:
+    """The clean inputs, within the bounds; those that are read later are checked then."""
+    inputs = seeds.inputs
+    return within_bounds(inputs, target.bounds, seeds.seed_id) if isinstance(inputs, Tensor) else inputs

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from themis.measure.chunk import is_out_of_memory, padded
-from themis.measure.clean import CleanActivations
+from themis.measure.clean import NO_SEEDS, CleanActivations
 from themis.measure.fold import Objective, by_backward
 from themis.measure.kernels_cuda import ChunkFolder, slopes
 from themis.measure.moments import Accumulator
-from themis.measure.tests import Tests
+from themis.measure.tests import Ints, Tests
 from themis.oracle.motion import Motion
 from themis.oracle.oracle import Verdict, are_finite
 from themis.target.activations import Layer, flatten
@@ -142,8 +143,9 @@ class ChunkSteps:
     device: torch.device
     n_dimensions: int
     """Of theta."""
-    test_bytes: int
-    """The size of the input and the output of one test."""
+    input: Tensor
+    output: Tensor
+    """Of one test, `[1, ...]`."""
     is_observed: bool
     """Whether a launch is one chunk."""
 
@@ -157,12 +159,19 @@ class CapturedChunk:
     """
 
     def __init__(
-        self, steps: ChunkSteps, chunk: int, *, ascends: bool = False, like: CapturedChunk | None = None
+        self,
+        steps: ChunkSteps,
+        chunk: int,
+        *,
+        ascends: bool = False,
+        like: CapturedChunk | None = None,
+        is_shared: bool = False,
     ) -> None:
-        """like: another graph of the same calculator, if there is one."""
+        """like: another graph of the same model and seeds, if there is one. is_shared: see `under`."""
         n_neurons, device = steps.layers[-1].stop, steps.device
         self.steps, self.chunk, self.device, self.ascends = steps, chunk, device, ascends
-        fitting = max(1, min(MOST_CHUNKS, KEPT_BYTES // (chunk * steps.test_bytes)))
+        self._is_shared = is_shared
+        fitting = max(1, min(MOST_CHUNKS, KEPT_BYTES // (chunk * (steps.input.nbytes + steps.output.nbytes))))
         self.most_chunks = 1 if steps.is_observed else fitting
         n_slots = 2 * self.most_chunks
         self._staged = [
@@ -175,9 +184,11 @@ class CapturedChunk:
         ]
         self._given = [staged.to(device) for staged in self._staged]
         self._slot = torch.zeros(1, dtype=torch.int64, device=device)
-        self._kept: dict[str, Tensor] = {} if like is None else self._kept_like(like)
+        self._kept = {name: row.new_zeros(n_slots, chunk, *row.shape[1:]) for name, row in self._rows().items()}
         self._shift = torch.zeros(n_neurons, device=device)
         self._shift_of: Accumulator | None = None
+        self._disturbing: torch.cuda.CUDAGraph | None = None
+        """Disturbs the inputs of a chunk before the graph runs it, if that does not do so itself."""
         self._totals = torch.zeros(2, 2, n_neurons, dtype=torch.float64, device=device)
         self._folder = ChunkFolder(steps.layers, chunk, steps.panel, device)
         self._weight = torch.zeros(n_neurons if ascends else 0, device=device)
@@ -188,7 +199,7 @@ class CapturedChunk:
         self._fold_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call, unused-ignore]
         priority = FEW_TESTS if ascends else MANY_TESTS
         self._stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call, unused-ignore]
-        self._capture(is_first=like is None)
+        self._graph = self._capture(self._body, is_first=like is None)
         self._on_host = torch.zeros(self._kept["columns"].shape, dtype=torch.float64).pin_memory()
 
     @property
@@ -196,52 +207,67 @@ class CapturedChunk:
         """The maximum number of tests of a launch."""
         return self.most_chunks * self.chunk
 
-    def _kept_like(self, like: CapturedChunk) -> dict[str, Tensor]:
-        """Room for what another graph keeps."""
-        shapes = {name: kept.shape[2:] for name, kept in like._kept.items()}
-        shapes["columns"] = torch.Size([N_COLUMNS + self.steps.n_dimensions * self.ascends])
-        n_slots = 2 * self.most_chunks
-        return {name: like._kept[name].new_zeros(n_slots, self.chunk, *shape) for name, shape in shapes.items()}
+    def _rows(self) -> dict[str, Tensor]:
+        """A row of all that is kept of a test. Memory of the graph itself would not do: each replay uses it again."""
+        steps, n_columns = self.steps, N_COLUMNS + self.steps.n_dimensions * self.ascends
+        widths = {"by_layer": len(steps.layers), "panel": sum(map(len, steps.panel.values()))}
+        rows = {name: torch.empty(1, width, device=self.device) for name, width in widths.items()}
+        columns = torch.empty(1, n_columns, dtype=torch.float64, device=self.device)
+        return {**rows, "columns": columns, "disturbed": steps.input, "outputs": steps.output}
 
-    def _capture(self, *, is_first: bool) -> None:
-        """Capture the graph, at once if there is another one.
+    def under(self, disturb: Disturb, n_dimensions: int) -> CapturedChunk:
+        """A shared graph for tests that are disturbed like this, by theta with so many dimensions.
 
-        Else, and if that fails, a run comes first in which libraries load their kernels and allocate their workspaces.
-        If need be, a run without gradient precedes it: it shows which layers the model overwrites, and so spoils for
-        the gradient.
+        Only the disturbing is captured. Tests of another perturbation must have ended, as all use the same memory.
+        """
+        other, n_slots = copy(self), 2 * self.most_chunks
+        other.steps, other._shift_of = replace(self.steps, disturb=disturb), None
+        theta = torch.zeros(n_slots, self.chunk, n_dimensions).pin_memory()
+        other._staged = [self._staged[0], theta, *self._staged[2:]]
+        other._given = [self._given[0], theta.to(self.device), *self._given[2:]]
+        other._disturbing = other._capture(other._disturb, is_first=False)
+        return other
+
+    def _capture(self, body: Callable[[], None], *, is_first: bool) -> torch.cuda.CUDAGraph:
+        """Capture what the body does, at once if that is possible.
+
+        Else a run comes first, in which libraries load their kernels and allocate their workspaces. If need be, a run
+        without gradient precedes it: it shows which layers the model overwrites, and so spoils for the gradient.
         """
         try:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
-            if is_first or not self._is_recorded():
+            graph = self._try_to_record(body)
+            if graph is None:
                 for has_gradient in (False, True) if self.ascends and is_first else (self.ascends,):
                     with torch.cuda.stream(self._stream), torch.set_grad_enabled(has_gradient):
-                        self._body(is_forked=False)
-                self._record()
+                        body()
+                graph = self._record(body)
             torch.cuda.synchronize(self.device)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             torch.cuda.synchronize(self.device)
             raise CaptureError(str(error)) from error
+        return graph
 
-    def _is_recorded(self) -> bool:
-        """Try to record the graph; whether it succeeded."""
+    def _try_to_record(self, body: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
+        """The recorded graph; None if that fails."""
         try:
-            self._record()
+            return self._record(body)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            return False
-        return True
+            return None
 
-    def _record(self) -> None:
-        self._graph = torch.cuda.CUDAGraph()
+    def _record(self, body: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
         with (
             torch.set_grad_enabled(self.ascends),
-            capturing(self._graph, self._stream, self.device),
+            capturing(graph, self._stream, self.device),
             self._fold_stream_joins(),
         ):
-            self._body(is_forked=not self.ascends)
+            body()
+        return graph
 
     @contextmanager
     def _fold_stream_joins(self) -> Iterator[None]:
@@ -252,12 +278,19 @@ class CapturedChunk:
         finally:
             self._stream.wait_stream(self._fold_stream)
 
-    def _body(self, *, is_forked: bool) -> None:
+    def _disturb(self) -> None:
+        """What is captured for each perturbation if the graph is shared: the inputs of the tests in the slot."""
+        rows, theta, noise_seed = (given.index_select(0, self._slot)[0] for given in self._given[:3])
+        with torch.no_grad():
+            self._keep("disturbed", self.steps.disturb(rows, theta, noise_seed)[1])
+
+    def _body(self) -> None:
         """What is captured: one chunk, from the tests in its slot to the results in the same slot.
 
-        If it is forked, a layer is folded while the model computes the next ones, unless the model was seen to
-        overwrite it meanwhile.
+        While the model computes the next layers, a layer is folded, unless the model was seen to overwrite it
+        meanwhile, or a gradient is needed.
         """
+        is_forked = not self.ascends and torch.cuda.is_current_stream_capturing()
         value = torch.zeros((), device=self.device)
         rows, theta, noise_seed, of_margin, clean_rows, n_tests = (
             given.index_select(0, self._slot)[0] for given in self._given
@@ -297,7 +330,10 @@ class CapturedChunk:
                 self._overwritten.add(name)
 
         theta.requires_grad_(self.ascends)
-        _, disturbed, motion = self.steps.disturb(rows, theta, noise_seed)
+        if self._is_shared:
+            disturbed, motion = self._kept["disturbed"].index_select(0, self._slot)[0], None
+        else:
+            _, disturbed, motion = self.steps.disturb(rows, theta, noise_seed)
         outputs = self.steps.forward(disturbed, on_activation).float()
         while in_use:
             let_go()
@@ -313,18 +349,16 @@ class CapturedChunk:
             number = torch.full_like(verdict.margin, torch.nan) if verdict.value is None else verdict.value
             columns = (verdict.is_fault, verdict.outcome, verdict.margin, number, is_finite)
             self._keep("columns", torch.cat([torch.stack([column.double() for column in columns], 1), *gradient], 1))
-            self._keep("disturbed", disturbed.detach())
+            if not self._is_shared:
+                self._keep("disturbed", disturbed.detach())
             self._keep("outputs", outputs)
             self._keep("by_layer", by_layer)
             self._keep("panel", panel)
             self._slot += 1
 
     def _keep(self, name: str, values: Tensor) -> None:
-        if not values.numel():  # the panel, if there is none
-            return
-        if name not in self._kept:
-            self._kept[name] = values.new_zeros(2 * self.most_chunks, *values.shape)
-        self._kept[name].index_copy_(0, self._slot, values[None])
+        if values.numel():  # else it is the panel, and there is none
+            self._kept[name].index_copy_(0, self._slot, values[None])
 
     def launch(self, tests: Tests, into: Accumulator, objective: Objective | None = None) -> Launch:
         """Start chunks of at most `most_tests` tests. The launch before the one before must have been taken."""
@@ -353,6 +387,8 @@ class CapturedChunk:
         self._slot.fill_(first)
         self._totals[self._half].zero_()
         for _ in range(n_chunks):
+            if self._disturbing is not None:
+                self._disturbing.replay()
             self._graph.replay()
         self._on_host[slots].copy_(self._kept["columns"][slots], non_blocking=True)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call, unused-ignore]
@@ -388,30 +424,32 @@ class CapturedChunk:
         into.commit_sums(self._totals[launch.half], n_tests)
 
 
-def captured_forward(forward: Callable[[Tensor], Tensor], example: Tensor) -> Callable[[Tensor], Tensor]:
-    """Runs inputs of the shape of `example` as a CUDA graph; `forward` itself if it cannot be captured.
+def captured_function(function: Callable[..., Tensor], *examples: Tensor) -> Callable[..., Tensor]:
+    """Runs arguments of the shapes of `examples` as a CUDA graph; `function` itself if it cannot be captured.
 
-    The weights must stay where they are.
+    What else it reads, such as weights, must stay where it is.
     """
-    if not example.is_cuda:
-        return forward
-    given, graph = example.clone(), torch.cuda.CUDAGraph()
-    stream = torch.cuda.Stream(example.device)  # type: ignore[no-untyped-call, unused-ignore]
-    stream.wait_stream(torch.cuda.current_stream(example.device))
+    device = examples[0].device
+    if device.type != "cuda":
+        return function
+    given, graph = [example.clone() for example in examples], torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call, unused-ignore]
+    stream.wait_stream(torch.cuda.current_stream(device))
     try:
-        with torch.no_grad(), capturing(graph, stream, example.device):
-            outputs = forward(given)
+        with torch.no_grad(), capturing(graph, stream, device):
+            result = function(*given)
     except Exception:  # whatever prevents it
-        return forward
+        return function
     finally:
-        torch.cuda.synchronize(example.device)
+        torch.cuda.synchronize(device)
 
-    def replay(inputs: Tensor) -> Tensor:
-        if inputs.shape != given.shape or inputs.dtype != given.dtype:
-            return forward(inputs)
-        given.copy_(inputs)
+    def replay(*arguments: Tensor) -> Tensor:
+        if any(each.shape != own.shape or each.dtype != own.dtype for each, own in zip(arguments, given, strict=True)):
+            return function(*arguments)
+        for each, own in zip(arguments, given, strict=True):
+            own.copy_(each)
         graph.replay()
-        return outputs.clone()
+        return result.clone()
 
     return replay
 
@@ -422,8 +460,9 @@ capturing another graph for these takes longer than it saves."""
 OCCUPYING = 1 << 27
 """Activations of a pass that occupy a GPU: if `FEW_ROWS` tests have as many, a test takes about as long among them as
 in a chunk. Ascents then always have that size, and so have other tests if they leave much of a chunk empty."""
-LEAST_CHUNK, FEW_SHARE = 4 * FEW_ROWS, 0.625
-"""The smallest chunk for which another graph pays, and the share of a chunk up to which tests are few."""
+LEAST_CHUNK, FEW_SHARE, FEW_SHARE_OF_SHARED = 4 * FEW_ROWS, 0.625, 0.25
+"""The smallest chunk for which another graph pays, and the shares of a chunk up to which tests are few: if they occupy
+a GPU, and if the graph is shared, so that it costs little."""
 WIDE, MANY, IDLING = 4, 8, 1 << 28
 """This many chunks run as one once so many are pending, in a long campaign, if a chunk has at most so many activations:
 it then leaves a part of the GPU idle."""
@@ -432,26 +471,28 @@ Capture = Callable[[int, bool], CapturedChunk | None]
 """Captures a chunk of so many rows, with a gradient or without; returns None if that is impossible."""
 
 
-def rows_of_pass(n_tests: int, chunk: int, wide_chunk: int, *, ascends: bool, few_occupy: bool) -> int:
+def rows_of_pass(
+    n_tests: int, chunk: int, wide_chunk: int, *, ascends: bool, few_occupy: bool, few_share: float
+) -> int:
     """The rows of the forward pass in which the first of `n_tests` tests run.
 
-    ascends: whether they have a gradient. few_occupy: whether `FEW_ROWS` tests occupy the GPU. wide_chunk: 0 if there
-    is none.
+    ascends: whether they have a gradient. few_occupy: whether `FEW_ROWS` tests occupy the GPU. few_share: the share of
+    a chunk up to which tests are few; 0 if there is only one graph. wide_chunk: 0 if there is none.
     """
     if ascends:
         is_few = few_occupy or n_tests <= FEW_ASCENTS
     elif wide_chunk and n_tests >= wide_chunk:
         return wide_chunk
     else:
-        is_few = few_occupy and chunk >= LEAST_CHUNK and n_tests <= FEW_SHARE * chunk
+        is_few = chunk >= LEAST_CHUNK and n_tests <= few_share * chunk
     return min(FEW_ROWS, chunk) if is_few else chunk
 
 
 class Graphs:
     """All graphs of a calculator.
 
-    The size of a graph follows from the number of tests, the chunk, the model and `wide_chunk`, which a run records, so
-    that a resumed campaign runs its tests in passes of the same size.
+    The size of a graph follows from the number of tests, the chunk, the model, whether graphs are shared as in a suite,
+    and `wide_chunk`, which a run records, so that a resumed campaign runs its tests in passes of the same size.
     """
 
     def __init__(self, chunk: int, n_activations: int, wide_chunk: int | None) -> None:
@@ -460,6 +501,8 @@ class Graphs:
         self._idles = chunk * n_activations <= IDLING
         self.wide_chunk = wide_chunk
         """Tests per forward pass where many are pending; 0 if chunks are never joined, None before that is decided."""
+        self.shared: dict[int, CapturedChunk] | None = None
+        """Shared graphs by their rows, for campaigns on the same clean inputs that take turns."""
         self._captured: dict[tuple[int, bool], CapturedChunk | None] = {}
         self._in_flight: dict[CapturedChunk, tuple[Accumulator, Launch]] = {}
 
@@ -468,6 +511,8 @@ class Graphs:
         if chunk != self._chunk:  # memory ran out
             self.drop()
             self._chunk, self.wide_chunk = chunk, 0
+            if self.shared is not None:
+                self.shared.clear()
         if not ascends and self.wide_chunk is None and n_tests >= MANY * chunk:
             self._decide_wide_chunk(capture)
         return self._graph(self._rows(n_tests, ascends), ascends, capture)
@@ -476,15 +521,19 @@ class Graphs:
         """The first of the tests, as many as are launched at once; the last of them may be left to a smaller graph."""
         n = len(tests)
         n_left = n % graph.chunk
-        has_smaller = self._few_occupy or graph.chunk > self._chunk
+        has_smaller = self._few_share > 0 or graph.chunk > self._chunk
         if has_smaller and self._rows(n_left, graph.ascends) < graph.chunk:
             n -= n_left
         return tests[: min(n, graph.most_tests)]
 
     def start(self, graph: CapturedChunk | None, tests: Tests, into: Accumulator, objective: Objective | None) -> None:
         """Start the first of some tests before anybody waits for them."""
-        if graph is not None and into.count and graph not in self._in_flight:
+        if graph is not None and self.can_start(graph, into):
             self._in_flight[graph] = (into, graph.launch(self.first(graph, tests), into, objective))
+
+    def can_start(self, graph: CapturedChunk, into: Accumulator) -> bool:
+        """Whether tests can be started ahead: sums have a shift, and no others are in flight."""
+        return into.count > 0 and graph not in self._in_flight
 
     def launch(self, graph: CapturedChunk, tests: Tests, into: Accumulator, objective: Objective | None) -> Launch:
         """Tests that have been launched: now, or ahead if they are what was started."""
@@ -494,6 +543,10 @@ class Graphs:
                 return launch
             launch.done.synchronize()  # its buffers are used again
         return graph.launch(tests, into, objective)
+
+    def seeds_in_flight(self) -> Ints:
+        """The seeds of the tests that were started ahead."""
+        return np.concatenate([NO_SEEDS, *(launch.tests.seed for _, launch in self._in_flight.values())])
 
     @property
     def any_captured(self) -> CapturedChunk | None:
@@ -509,7 +562,15 @@ class Graphs:
 
     def _rows(self, n_tests: int, ascends: bool) -> int:
         wide_chunk = 0 if ascends else self.wide_chunk or 0
-        return rows_of_pass(n_tests, self._chunk, wide_chunk, ascends=ascends, few_occupy=self._few_occupy)
+        few_occupy, few_share = self._few_occupy, self._few_share
+        return rows_of_pass(
+            n_tests, self._chunk, wide_chunk, ascends=ascends, few_occupy=few_occupy, few_share=few_share
+        )
+
+    @property
+    def _few_share(self) -> float:
+        """The share of a chunk up to which tests are few, see `rows_of_pass`."""
+        return FEW_SHARE if self._few_occupy else 0.0 if self.shared is None else FEW_SHARE_OF_SHARED
 
     def _graph(self, rows: int, ascends: bool, capture: Capture) -> CapturedChunk | None:
         if (rows, ascends) not in self._captured:

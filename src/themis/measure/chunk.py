@@ -75,7 +75,7 @@ def padded(rows: Tensor, size: int) -> Tensor:
 def columns_of(tests: Tests, size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Seeds, theta and noise seeds, padded to the shape of a pass by repeating the last test."""
     rows, theta, noise_seed = (
-        padded(torch.from_numpy(np.ascontiguousarray(column)), size).to(device)
+        padded(torch.from_numpy(np.ascontiguousarray(column)), size).to(device, non_blocking=True)
         for column in (tests.seed, tests.theta, tests.noise_seed)
     )
     return rows, theta, noise_seed

@@ -20,9 +20,10 @@ from themis.target.activations import Layer
 from themis.target.blackbox import BlackBox
 from themis.target.target import AnyTarget, Target
 
-SPARE_SHARE, SPARE_SHARE_OF_GPU = 0.25, 0.5
-"""Shares of the free memory that clean activations may take by default: the rest is for other processes, which do the
-same, and for chunks."""
+SPARE_SHARE, SPARE_SHARE_OF_GPU, RESERVED_OF_GPU = 0.25, 0.5, 32 << 30
+"""Shares of the free memory that clean activations may take by default, and bytes of a large GPU that they leave free:
+the rest is for other processes, which do the same, and for chunks."""
+NO_SEEDS = np.zeros(0, dtype=np.int64)
 Activations = dict[str, Tensor]
 """Activations `[inputs, neurons]` by layer."""
 
@@ -66,14 +67,17 @@ class CleanActivations:
         firsts = np.unique(seeds, return_index=True)[1]
         return len(seeds) if len(firsts) <= self.n_kept else int(np.sort(firsts)[self.n_kept])
 
-    def make_room(self, seeds: Ints) -> tuple[Ints, Ints]:
-        """Which of some seeds have no row, and rows that are empty now; after writing them, call `filled`."""
+    def make_room(self, seeds: Ints, in_use: Ints = NO_SEEDS) -> tuple[Ints, Ints]:
+        """Which of some seeds have no row, and rows that are empty now; after writing them, call `filled`.
+
+        Seeds `in_use` keep their rows; together with the others there must be room for them.
+        """
         wanted, n_uses = np.unique(seeds, return_counts=True)
         self._n_uses[wanted] += n_uses
         missing = rows = wanted[self._row[wanted] < 0]
         if self.is_short:
             uses = np.where(self._seed < 0, -1, self._n_uses[self._seed])
-            uses[self._row[np.setdiff1d(wanted, missing)]] = np.inf
+            uses[self._row[np.union1d(np.setdiff1d(wanted, missing), in_use)]] = np.inf
             rows = np.argsort(uses, kind="stable")[: len(missing)]
             before = self._seed[rows]
             self._row[before[before >= 0]] = self._seed[rows] = -1
@@ -125,7 +129,8 @@ def spare_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return int(SPARE_SHARE * available_bytes())
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(SPARE_SHARE_OF_GPU * (torch.cuda.mem_get_info(device)[0] + unused))
+    free = int(torch.cuda.mem_get_info(device)[0]) + unused
+    return max(int(SPARE_SHARE_OF_GPU * free), free - RESERVED_OF_GPU)
 
 
 def place(inputs: Tensor | Rows, device: torch.device) -> Tensor | Rows:

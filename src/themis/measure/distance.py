@@ -60,7 +60,9 @@ def _ssim(inputs: Tensor, disturbed: Tensor, bounds: tuple[float, float]) -> Ten
 
 
 def _window_means(pictures: Tensor) -> Tensor:
-    """Means over all 7x7 windows: a sum of 7 shifted rows, then of 7 shifted columns."""
+    """Means over all 7x7 windows: on a CPU, where it is faster, sums of 7 shifted rows, then of 7 shifted columns."""
+    if not pictures.is_cpu:
+        return torch.nn.functional.avg_pool2d(pictures, WINDOW, 1)
     height, width = pictures.shape[-2] - 6, pictures.shape[-1] - 6
     rows = pictures[..., :height, :].clone()
     for k in range(1, 7):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -228,6 +229,10 @@ def _divide(n_neurons: int, chunk: int) -> tuple[int, int, int]:
     return n_blocks, triton.cdiv(chunk, tests_per_program), tests_per_program
 
 
+_CHECKING = Lock()
+"""The first campaign of a process checks while it does other things."""
+
+
 @cache
 def can_fold(device: torch.device) -> bool:
     """Whether the kernels compile on `device` and agree with torch there."""
@@ -264,4 +269,5 @@ def can_fold(device: torch.device) -> bool:
             and torch.equal(differences[:n_tests], expected[:, [2, 299, 304]])
         )
 
-    return works_on(device, check)
+    with _CHECKING:
+        return works_on(device, check)

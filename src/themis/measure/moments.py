@@ -98,6 +98,8 @@ class Accumulator:
         self.chunk_sums = torch.zeros(2, n_neurons, dtype=dtype, device=device)
         """The sums of `D - shift` and of its square of the chunk that is being added."""
         self._sums = torch.zeros(2, n_neurons, dtype=torch.float64, device=device)
+        self._means: dict[int, tuple[Tensor, Tensor]] = {}
+        """The variance and the mean of the values that `add_copy` was given on an accelerator, by first neuron."""
         self._parts: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # views by first neuron: slicing costs time
 
     def part(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -120,19 +122,27 @@ class Accumulator:
         torch.sum(values, 0, out=sums)
         torch.sum(torch.mul(values, values, out=values if scratch is None else scratch), 0, out=squares)
 
-    def add_copy(self, values: Tensor, start: int, stop: int, scratch: Tensor) -> None:
-        """The same without overwriting `values`; `scratch`, of the same shape, takes a copy if one is needed."""
+    def add_copy(self, values: Tensor, start: int, stop: int) -> None:
+        """The same without overwriting `values`; an accelerator reads them once."""
         native = library_for(values)
-        if native is None or self.shift.dtype != torch.float32:
-            self.add(scratch.copy_(values), start, stop)
+        if values.is_cpu and (native is None or self.shift.dtype != torch.float32):
+            self.add(values.clone(), start, stop)
             return
         shift, sums, squares = self.part(start, stop)
         if self.count == 0:
             shift.copy_(values[0])
-        native.themis_sums(values.contiguous(), *values.shape, shift, sums, squares)
+        if native is None:
+            self._means[start] = torch.var_mean(values, 0, correction=0)
+        else:
+            native.themis_sums(values.contiguous(), *values.shape, shift, sums, squares)
 
     def commit(self, n_tests: int) -> None:
         """Count the chunk, after all its layers were added."""
+        if self._means:
+            variance, mean = (torch.cat(parts) for parts in zip(*self._means.values(), strict=True))
+            sums, squares = self.chunk_sums
+            torch.sub(mean, self.shift, out=sums).mul_(n_tests)
+            torch.addcmul(variance.mul_(n_tests), sums, sums / n_tests, out=squares)
         self.commit_sums(self.chunk_sums, n_tests)
 
     def commit_sums(self, sums: Tensor, n_tests: int) -> None:

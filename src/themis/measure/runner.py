@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from themis.errors import ModelError
-from themis.measure.calculator import Calculator, Forward, GradedChunk
-from themis.measure.captured import N_COLUMNS, CapturedChunk, CaptureError, ChunkSteps, captured_forward
+from themis.measure.calculator import Calculator, Disturb, Forward, GradedChunk
+from themis.measure.captured import N_COLUMNS, CapturedChunk, CaptureError, ChunkSteps, captured_function
 from themis.measure.chunk import attack_size, columns_of, pass_size
 from themis.measure.clean import place_others
 from themis.measure.distance import distances, similar_first
@@ -113,6 +113,7 @@ class LocalMeasurer:
     def __init__(self, calculator: Calculator) -> None:
         self.calculator = calculator
         self._runner: TestRunner | None = None
+        self._disturbing: tuple[Calculator, Disturb] | None = None
 
     def sweep(self) -> Moments:
         return sweep(self.calculator)
@@ -134,13 +135,31 @@ class LocalMeasurer:
 
     def end(self) -> None:
         self._runner = None
+        self.calculator.release()
 
     def under(self, calculator: Calculator) -> LocalMeasurer:
         return type(self)(calculator)
 
     def grade(self, calculator: Calculator, tests: Tests) -> Iterator[GradedChunk]:
         for first in range(0, len(tests), calculator.chunk):
-            yield calculator.grade_chunk(tests[first : first + calculator.chunk], self._forward)
+            yield calculator.grade_chunk(
+                tests[first : first + calculator.chunk], self._forward, self._disturb(calculator)
+            )
+
+    def _disturb(self, calculator: Calculator) -> Disturb | None:
+        """Disturbs the inputs of a chunk as a CUDA graph, if that needs no pass and nothing moves."""
+        if calculator.device.type != "cuda" or calculator.graphs.shared is None or calculator.perturbation.passes:
+            return None
+        if self._disturbing is None or self._disturbing[0] is not calculator:
+            chunk, device = calculator.chunk, calculator.device
+            number = torch.zeros(chunk, dtype=torch.int64, device=device)
+            theta = torch.zeros(chunk, len(calculator.perturbation.theta), device=device)
+
+            def disturb(rows: Tensor, theta: Tensor, noise_seed: Tensor) -> Tensor:
+                return calculator.disturb(rows, theta, noise_seed, chunk).disturbed
+
+            self._disturbing = calculator, captured_function(disturb, number, theta, number)
+        return self._disturbing[1]
 
     @cached_property
     def _forward(self) -> Forward:
@@ -149,8 +168,7 @@ class LocalMeasurer:
         if calculator.seeds.others is not None:
             return calculator.target.forward
         rows = torch.zeros(calculator.chunk, dtype=torch.int64, device=calculator.device)
-        return captured_forward(calculator.target.forward, calculator.read(rows))
-        self.calculator.release()
+        return captured_function(calculator.target.forward, calculator.read(rows))
 
 
 PanelDifferences = tuple[Tensor, Tensor]
@@ -337,17 +355,18 @@ def describe_faults(outcome: ChunkOutcome, calculator: Calculator) -> FaultDetai
     rows = torch.from_numpy(at).to(outcome.outputs.device)
     inputs, disturbed, outputs = outcome.clean_inputs(rows), outcome.disturbed[rows], outcome.outputs[rows]
     columns = {"confidence": oracle.confidence(outputs), **distances(inputs, disturbed, bounds)}
-    arrays = {name: column.cpu().numpy() for name, column in columns.items()}
+    by_layer = outcome.by_layer()[rows].float()
+    shares = by_layer / by_layer.sum(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
+    # A single copy from a GPU: the host waits for each.
+    table = torch.column_stack([*columns.values(), shares.nan_to_num_(0.0, 0.0, 0.0)]).cpu().numpy()
+    parts, arrays = table[:, len(columns) :], dict(zip(columns, table.T, strict=False))
     if np.isnan(arrays["distance"]).any():  # seeds are finite, so disturbed inputs are not
         raise ModelError(
             f"perturbation {perturbation.name!r} must return finite inputs, but it returned a NaN: correct "
             f"its function {perturbation.code}"
         )
-    by_layer = outcome.by_layer()[rows].float()
-    shares = by_layer / by_layer.sum(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
     # Four decimals: more would say nothing, and such numbers are stored in a third of the time.
-    parts = np.rint(shares.nan_to_num_(0.0, 0.0, 0.0).cpu().numpy() * np.float32(1e4))
-    arrays["signature"] = parts / np.float32(1e4)
+    arrays["signature"] = np.rint(parts * np.float32(1e4)) / np.float32(1e4)
     arrays |= {"value": outcome.value[at], "position": at % outcome.chunk}
     return FaultDetails(arrays, disturbed, outputs)
 
@@ -533,15 +552,17 @@ class CapturedRunner:
         if captured is None:
             return self.eager.run(planned)
         first = graphs.first(captured, tests[:n_fitting])
-        calculator.keep_clean(first.seed)
+        if not self._keep_clean(first.seed, graphs.seeds_in_flight()):
+            torch.cuda.synchronize(calculator.device)  # then nothing reads the others any more
+            calculator.keep_clean(first.seed)
         if not into.count:
             captured.take_shift(first[:1], into)
         following = tests[len(first) :]
         launch = graphs.launch(captured, first, into, objective)
-        if self.observer is None and kept.is_complete:  # else a graph in flight might read what is replaced
+        if self.observer is None:
             next_ones = [PlannedTests(following, into, objective)] if len(following) else []
             for each in (*next_ones, *ahead):
-                graphs.start(self._graph(each.objective, len(each.tests)), *each)
+                self._start(each, first.seed)
         columns, seed = captured.columns(launch), captured.seeds(launch)
         if self.observer is not None:
             self.observer.begin(captured.chunk, calculator.device, calculator.dtype)
@@ -566,6 +587,26 @@ class CapturedRunner:
             None if self.eager.panel is None else captured.kept(launch, "panel"),
             partial(captured.take_sums, launch, into),
         )
+
+    def _start(self, planned: PlannedTests, running: Ints) -> None:
+        """Start the first of some tests, if there is room for their clean activations beside those that are read.
+
+        running: the seeds of the tests that run already.
+        """
+        graphs = self.calculator.graphs
+        graph = self._graph(planned.objective, len(planned.tests))
+        if graph is not None and graphs.can_start(graph, planned.into):
+            seeds = graphs.first(graph, planned.tests).seed
+            if self._keep_clean(seeds, np.union1d(running, graphs.seeds_in_flight())):
+                graphs.start(graph, *planned)
+
+    def _keep_clean(self, seeds: Ints, in_use: Ints) -> bool:
+        """Keep the clean activations of some seeds beside those of others; whether there is room for both."""
+        kept = self.calculator.clean.kept
+        fits = kept.is_complete or len(np.union1d(seeds, in_use)) <= kept.n_kept
+        if fits:
+            self.calculator.keep_clean(seeds, in_use)
+        return fits
 
     def _graph(self, objective: Objective | None, n_tests: int) -> CapturedChunk | None:
         """The graph that runs the first of so many tests with this objective; None if there can be none."""
@@ -596,11 +637,18 @@ class CapturedRunner:
             clean.compare,
             calculator.device,
             len(calculator.perturbation.theta),
-            inputs[:1].nbytes + clean.outputs[:1].nbytes,
+            inputs[:1],
+            clean.outputs[:1],
             observer is not None,
         )
         try:
-            return CapturedChunk(steps, rows, ascends=ascends, like=calculator.graphs.any_captured)
+            shared, like = calculator.graphs.shared, calculator.graphs.any_captured
+            if shared is None or ascends:
+                return CapturedChunk(steps, rows, ascends=ascends, like=like)
+            if rows not in shared:
+                like = next(iter(shared.values()), None)
+                shared[rows] = CapturedChunk(steps, rows, like=like, is_shared=True)
+            return shared[rows].under(steps.disturb, steps.n_dimensions)
         except CaptureError:
             return None
         finally:

@@ -89,8 +89,7 @@ class _CapturedSweep:
 
     def _keep(self, layer: Layer, activations: Tensor) -> None:
         self.calculator.clean.kept.by_layer[layer.name].index_copy_(0, self._rows, activations)
-        scratch = self.calculator.memory.buffers[layer.name][0]
-        self.moments.add_copy(activations, layer.start, layer.stop, scratch)
+        self.moments.add_copy(activations, layer.start, layer.stop)
 
     def run(self, first: int) -> Tensor:
         """Run the chunk from the seed `first` on; returns the outputs."""
@@ -109,7 +108,7 @@ def sweep_chunk(calculator: Calculator, first: int, into: Accumulator) -> Tensor
 
 
 def _sweep_chunk(calculator: Calculator, first: int, moments: Accumulator) -> Tensor:
-    n_inputs, observer, buffers = len(calculator.inputs), calculator.observer, calculator.memory.buffers
+    n_inputs, observer = len(calculator.inputs), calculator.observer
     seeds, kept = np.arange(first, min(first + calculator.chunk, n_inputs)), calculator.clean.kept
     rows, n = torch.from_numpy(seeds).to(calculator.device), len(seeds)
     advance(first, n_inputs, "inputs")
@@ -119,7 +118,7 @@ def _sweep_chunk(calculator: Calculator, first: int, moments: Accumulator) -> Te
 
     def keep(layer: Layer, activations: Tensor) -> None:
         kept.by_layer[layer.name][at] = activations[start : start + len(new)]
-        moments.add_copy(activations[:n], layer.start, layer.stop, buffers[layer.name][0][:n])
+        moments.add_copy(activations[:n], layer.start, layer.stop)
 
     outputs = calculator.clean_pass(padded(rows, calculator.chunk), keep, observer)[:n]
     kept.filled(new, new_rows)

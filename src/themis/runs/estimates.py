@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, fields
 from time import sleep
 from typing import TYPE_CHECKING, Any
@@ -256,18 +257,21 @@ class SlicedSeeds:
         By Bonferroni, the lower ends that hold together fail in at most one of 20 runs. Holm's method would find the
         same runs to be over a limit, but has no limits that could be shown.
         """
-        from themis.judge.risk import fault_rate
+        from themis.judge.risk import fault_rate, least_fault_rate
 
         members = [(each.name, value, each.position == k) for each in columns for k, value in enumerate(each.values)]
         tail = ALPHA / max(1, sum(bool(tests[mine].any()) for _, _, mine in members))
-        is_weighted, rates = bool((self.weight != 1).any()), []
-        for name, value, mine in members:
+        is_weighted = bool((self.weight != 1).any())
+
+        def rate(member: tuple[str, str, NDArray[np.bool_]]) -> SliceRate:
+            name, value, mine = member
             counts = (tests[mine], faults[mine], self.weight[mine] if is_weighted else None)
-            together = fault_rate(*counts, tail=tail)
             n_seeds, n_tests = int((counts[0] > 0).sum()), int(counts[0].sum())
-            at_least = 0.0 if together is None else together.low
-            rates.append(SliceRate(name, value, n_seeds, n_tests, fault_rate(*counts), at_least))
-        return tuple(rates)
+            at_least = least_fault_rate(*counts, tail=tail)
+            return SliceRate(name, value, n_seeds, n_tests, fault_rate(*counts), at_least)
+
+        with ThreadPoolExecutor(8) as pool:  # most of it is computed by NumPy, without Python's lock
+            return tuple(pool.map(rate, members))
 
 
 def slices_of(run: Reader, slice_by: str) -> tuple[SliceRate, ...]:
