@@ -7,62 +7,41 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from themis.measure.captured import (
-    FEW_ASCENTS,
-    FEW_ROWS,
-    FEW_SHARE,
-    FEW_SHARE_OF_SHARED,
-    FEW_TESTS,
-    OCCUPYING,
-    Graphs,
-    rows_of_pass,
-)
+from themis.measure.captured import FEW_ASCENTS, FEW_ROWS, FEW_TESTS, OCCUPYING, Graphs, rows_of_pass
 from themis.measure.tests import Tests
 
 
 @pytest.mark.parametrize(
-    ("n_tests", "chunk", "wide_chunk", "of_small_model", "of_shared_graph", "of_large_model"),
+    ("n_tests", "chunk", "wide_chunk", "of_small_model", "of_large_model"),
     [
-        (3, 256, 0, 256, 32, 32),
-        (64, 256, 0, 256, 32, 32),
-        (65, 256, 0, 256, 256, 32),
-        (160, 256, 0, 256, 256, 32),
-        (161, 256, 0, 256, 256, 256),
-        (5000, 256, 0, 256, 256, 256),
-        (5000, 256, 1024, 1024, 1024, 1024),
-        (1023, 256, 1024, 256, 256, 256),
-        (3, 64, 0, 64, 64, 64),  # too small a chunk for another graph to pay
-        (3, 8, 0, 8, 8, 8),
+        (3, 256, 0, 256, 32),
+        (160, 256, 0, 256, 32),
+        (161, 256, 0, 256, 256),
+        (5000, 256, 0, 256, 256),
+        (5000, 256, 1024, 1024, 1024),
+        (1023, 256, 1024, 256, 256),
+        (3, 64, 0, 64, 64),  # too small a chunk for another graph to pay
+        (3, 8, 0, 8, 8),
     ],
 )
-def test_few_tests_run_in_a_small_pass_if_that_pays(
-    n_tests, chunk, wide_chunk, of_small_model, of_shared_graph, of_large_model
-):
-    def rows(few_share, few_occupy=False):
-        return rows_of_pass(n_tests, chunk, wide_chunk, ascends=False, few_occupy=few_occupy, few_share=few_share)
-
-    assert rows(0.0) == of_small_model
-    assert rows(FEW_SHARE_OF_SHARED) == of_shared_graph
-    assert rows(FEW_SHARE, few_occupy=True) == of_large_model
+def test_few_tests_of_a_large_model_run_in_a_small_pass(n_tests, chunk, wide_chunk, of_small_model, of_large_model):
+    assert rows_of_pass(n_tests, chunk, wide_chunk, ascends=False, few_occupy=False) == of_small_model
+    assert rows_of_pass(n_tests, chunk, wide_chunk, ascends=False, few_occupy=True) == of_large_model
 
 
 @pytest.mark.parametrize(("chunk", "small"), [(256, 32), (64, 32), (8, 8)])
 def test_few_ascents_run_in_a_small_pass_and_all_ascents_of_a_large_model(chunk, small):
-    def rows(n_tests, few_occupy=False):
-        return rows_of_pass(n_tests, chunk, 0, ascends=True, few_occupy=few_occupy, few_share=FEW_SHARE)
-
     for n_tests in (1, FEW_ASCENTS):
-        assert rows(n_tests) == small
-    assert rows(FEW_ASCENTS + 1) == chunk
-    assert rows(5000, few_occupy=True) == small
+        assert rows_of_pass(n_tests, chunk, 0, ascends=True, few_occupy=False) == small
+    assert rows_of_pass(FEW_ASCENTS + 1, chunk, 0, ascends=True, few_occupy=False) == chunk
+    assert rows_of_pass(5000, chunk, 0, ascends=True, few_occupy=True) == small
 
 
-def passes_of(n_tests, chunk, n_activations, wide_chunk, is_shared=False):
+def passes_of(n_tests, chunk, n_activations, wide_chunk):
     """The rows and the tests of each pass that a campaign takes for so many tests."""
     numbers, most_chunks = np.arange(n_tests), 3
     tests = Tests(numbers, numbers, np.zeros((n_tests, 1), np.float32), numbers, np.full(n_tests, "uniform"))
     graphs, passes = Graphs(chunk, n_activations, wide_chunk), []
-    graphs.shared = {} if is_shared else None
 
     def capture(rows, ascends):
         return SimpleNamespace(chunk=rows, ascends=ascends, most_tests=most_chunks * rows)
@@ -76,10 +55,10 @@ def passes_of(n_tests, chunk, n_activations, wide_chunk, is_shared=False):
     return passes
 
 
-@given(st.integers(1, 9000), st.sampled_from([16, 64, 256, 1000]), st.booleans(), st.booleans(), st.booleans())
-def test_every_test_is_run_once_and_little_is_padding(n_tests, chunk, is_large, has_wide, is_shared):
+@given(st.integers(1, 9000), st.sampled_from([16, 64, 256, 1000]), st.booleans(), st.booleans())
+def test_every_test_is_run_once_and_little_is_padding(n_tests, chunk, is_large, has_wide):
     wide_chunk = 4 * chunk if has_wide else 0
-    passes = passes_of(n_tests, chunk, OCCUPYING // FEW_ROWS if is_large else 1, wide_chunk, is_shared)
+    passes = passes_of(n_tests, chunk, OCCUPYING // FEW_ROWS if is_large else 1, wide_chunk)
     rows, tests = np.array(passes).T
     assert tests.sum() == n_tests
     assert (rows[tests < rows] <= chunk).all()  # a wide pass is full
@@ -87,5 +66,5 @@ def test_every_test_is_run_once_and_little_is_padding(n_tests, chunk, is_large, 
     assert padding < chunk
     if is_large and chunk >= 256:
         assert padding < max(FEW_ROWS, (1 - FEW_TESTS) * chunk)
-    if not (is_large or is_shared):
+    if not is_large:
         assert set(rows.tolist()) <= {chunk, wide_chunk}

@@ -460,9 +460,8 @@ capturing another graph for these takes longer than it saves."""
 OCCUPYING = 1 << 27
 """Activations of a pass that occupy a GPU: if `FEW_ROWS` tests have as many, a test takes about as long among them as
 in a chunk. Ascents then always have that size, and so have other tests if they leave much of a chunk empty."""
-LEAST_CHUNK, FEW_SHARE, FEW_SHARE_OF_SHARED = 4 * FEW_ROWS, 0.625, 0.25
-"""The smallest chunk for which another graph pays, and the shares of a chunk up to which tests are few: if they occupy
-a GPU, and if the graph is shared, so that it costs little."""
+LEAST_CHUNK, FEW_SHARE = 4 * FEW_ROWS, 0.625
+"""The smallest chunk for which another graph pays, and the share of a chunk up to which tests are few."""
 WIDE, MANY, IDLING = 4, 8, 1 << 28
 """This many chunks run as one once so many are pending, in a long campaign, if a chunk has at most so many activations:
 it then leaves a part of the GPU idle."""
@@ -471,28 +470,26 @@ Capture = Callable[[int, bool], CapturedChunk | None]
 """Captures a chunk of so many rows, with a gradient or without; returns None if that is impossible."""
 
 
-def rows_of_pass(
-    n_tests: int, chunk: int, wide_chunk: int, *, ascends: bool, few_occupy: bool, few_share: float
-) -> int:
+def rows_of_pass(n_tests: int, chunk: int, wide_chunk: int, *, ascends: bool, few_occupy: bool) -> int:
     """The rows of the forward pass in which the first of `n_tests` tests run.
 
-    ascends: whether they have a gradient. few_occupy: whether `FEW_ROWS` tests occupy the GPU. few_share: the share of
-    a chunk up to which tests are few; 0 if there is only one graph. wide_chunk: 0 if there is none.
+    ascends: whether they have a gradient. few_occupy: whether `FEW_ROWS` tests occupy the GPU. wide_chunk: 0 if there
+    is none.
     """
     if ascends:
         is_few = few_occupy or n_tests <= FEW_ASCENTS
     elif wide_chunk and n_tests >= wide_chunk:
         return wide_chunk
     else:
-        is_few = chunk >= LEAST_CHUNK and n_tests <= few_share * chunk
+        is_few = few_occupy and chunk >= LEAST_CHUNK and n_tests <= FEW_SHARE * chunk
     return min(FEW_ROWS, chunk) if is_few else chunk
 
 
 class Graphs:
     """All graphs of a calculator.
 
-    The size of a graph follows from the number of tests, the chunk, the model, whether graphs are shared as in a suite,
-    and `wide_chunk`, which a run records, so that a resumed campaign runs its tests in passes of the same size.
+    The size of a graph follows from the number of tests, the chunk, the model and `wide_chunk`, which a run records, so
+    that a resumed campaign runs its tests in passes of the same size.
     """
 
     def __init__(self, chunk: int, n_activations: int, wide_chunk: int | None) -> None:
@@ -521,7 +518,7 @@ class Graphs:
         """The first of the tests, as many as are launched at once; the last of them may be left to a smaller graph."""
         n = len(tests)
         n_left = n % graph.chunk
-        has_smaller = self._few_share > 0 or graph.chunk > self._chunk
+        has_smaller = self._few_occupy or graph.chunk > self._chunk
         if has_smaller and self._rows(n_left, graph.ascends) < graph.chunk:
             n -= n_left
         return tests[: min(n, graph.most_tests)]
@@ -562,15 +559,7 @@ class Graphs:
 
     def _rows(self, n_tests: int, ascends: bool) -> int:
         wide_chunk = 0 if ascends else self.wide_chunk or 0
-        few_occupy, few_share = self._few_occupy, self._few_share
-        return rows_of_pass(
-            n_tests, self._chunk, wide_chunk, ascends=ascends, few_occupy=few_occupy, few_share=few_share
-        )
-
-    @property
-    def _few_share(self) -> float:
-        """The share of a chunk up to which tests are few, see `rows_of_pass`."""
-        return FEW_SHARE if self._few_occupy else 0.0 if self.shared is None else FEW_SHARE_OF_SHARED
+        return rows_of_pass(n_tests, self._chunk, wide_chunk, ascends=ascends, few_occupy=self._few_occupy)
 
     def _graph(self, rows: int, ascends: bool, capture: Capture) -> CapturedChunk | None:
         if (rows, ascends) not in self._captured:
