@@ -271,7 +271,6 @@ def conclude(setup: Setup, state: State, start: Start, faults: Faults, reason: s
     with state.clock.timed("judge"):
         uniform = state.moments["uniform"].moments()
         scale = None if setup.scale is None else setup.scale[setup.panel_neurons]
-        state.take_watched()
         blocks = rescale(state.panel.blocks(), scale)
         total = state.total_moments()
         is_judged = ~_is_dead(setup.clean, total)[setup.panel_neurons]

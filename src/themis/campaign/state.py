@@ -30,8 +30,6 @@ from themis.search import Policy
 from themis.search.policy import Novelty
 
 STREAMS = ("uniform", "search")
-WATCHED = 2048
-"""Tests on a GPU whose differences of the panel are added together."""
 DAMAGE = (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError, OverflowError)
 """What restoring a damaged state raises."""
 OTHER_VERSION = (
@@ -169,8 +167,6 @@ class State:
     """See `Graphs`."""
     partial_round: PartialRound | None = None
     rounds: list[Round] = field(default_factory=list)
-    watched: list[tuple[Tensor, Tensor, bool]] = field(default_factory=list)
-    """Differences of the panel and their seeds that are still to be added, and whether to the shape as well."""
 
     @staticmethod
     def initial(setup: Setup, policy: Policy, clock: Clock) -> State:
@@ -207,24 +203,9 @@ class State:
             self.gaps += sum_gaps(tests.seed[run], results.confidence[run], (results.outcome == label)[run])
         if measurement.panel is not None:
             differences, seed = measurement.panel
-            if differences.is_cpu:
-                self.panel.add(differences, seed)
-                if is_shape_sample:
-                    self.shape.add(differences)
-                return
-            # Adding a few takes a GPU as long as adding many; copied, because the next launches overwrite them.
-            self.watched.append((differences.clone(), seed.clone(), is_shape_sample))
-            if sum(len(each) for each, _, _ in self.watched) >= WATCHED:
-                self.take_watched()
-
-    def take_watched(self) -> None:
-        """Add the panel's differences that are still to be added."""
-        if self.watched:
-            differences, seeds, are_samples = zip(*self.watched, strict=True)
-            self.watched = []
-            self.panel.add(torch.cat(differences), torch.cat(seeds))
-            if samples := [each for each, is_sample in zip(differences, are_samples, strict=True) if is_sample]:
-                self.shape.add(torch.cat(samples))
+            self.panel.add(differences, seed)
+            if is_shape_sample:
+                self.shape.add(differences)
 
     def total_moments(self) -> Moments:
         """The moments of both streams together."""
@@ -232,7 +213,6 @@ class State:
 
     def checkpoint(self) -> Checkpoint:
         """The whole state as arrays and plain data; must not be called within a chunk."""
-        self.take_watched()
         tree = {
             "moments": {stream: accumulator.state() for stream, accumulator in self.moments.items()},
             "panel": self.panel.state(),

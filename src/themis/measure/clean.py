@@ -20,9 +20,9 @@ from themis.target.activations import Layer
 from themis.target.blackbox import BlackBox
 from themis.target.target import AnyTarget, Target
 
-SPARE_SHARE, SPARE_SHARE_OF_GPU, RESERVED_OF_GPU = 0.25, 0.5, 32 << 30
-"""Shares of the free memory that clean activations may take by default, and bytes of a large GPU that they leave free:
-the rest is for other processes, which do the same, and for chunks."""
+SPARE_SHARE, SPARE_SHARE_OF_GPU = 0.25, 0.5
+"""Shares of the free memory that clean activations may take by default: the rest is for other processes, which do the
+same, and for chunks."""
 NO_SEEDS = np.zeros(0, dtype=np.int64)
 Activations = dict[str, Tensor]
 """Activations `[inputs, neurons]` by layer."""
@@ -128,16 +128,20 @@ def spare_bytes(device: torch.device) -> int:
     """The memory for clean activations unless the user says otherwise: a part of what is free."""
     if device.type != "cuda":
         return int(SPARE_SHARE * available_bytes())
+    return int(SPARE_SHARE_OF_GPU * _free_bytes(device))
+
+
+def _free_bytes(device: torch.device) -> int:
+    """The free memory of a GPU, with what torch keeps for later."""
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    free = int(torch.cuda.mem_get_info(device)[0]) + unused
-    return max(int(SPARE_SHARE_OF_GPU * free), free - RESERVED_OF_GPU)
+    return int(torch.cuda.mem_get_info(device)[0]) + unused
 
 
 def place(inputs: Tensor | Rows, device: torch.device) -> Tensor | Rows:
     """Inputs on the device: all of them if they fit into half of its free memory, else row by row on request."""
     if not isinstance(inputs, Tensor) or device.type != "cuda" or inputs.is_cuda:
         return inputs.to(device)
-    if inputs.nbytes <= torch.cuda.mem_get_info(device)[0] // 2:
+    if inputs.nbytes <= _free_bytes(device) // 2:
         return inputs.to(device)
     tensor = inputs
     return Rows(lambda k: tensor[k], torch.arange(len(tensor)), tuple(tensor.shape[1:]), device=device, cache_bytes=0)
