@@ -195,7 +195,7 @@ WRONG = {
     "negative labels": (run("--data mine:negative_labels"), 3, "labels must lie in 0..2"),
     "one-hot labels": (run("--data mine:one_hot"), 3, "pass class numbers, not one-hot rows"),
     "labels between classes": (run("--data mine:half_labels"), 3, "labels must be class numbers, got 0.5"),
-    "too few labels": (run("--data mine:few_labels"), 3, "labels must be one per seed: 30, got"),
+    "too few labels": (run("--data mine:few_labels"), 3, "labels must be one per seed: 30 inputs, got"),
     "labels all wrong": (run("--data mine:wrong_labels"), 3, "must answer some clean inputs correctly, got 0 of 30"),
     "labels of text": (run("--data mine:text_labels"), 3, "must give (input tensor, class number)"),
     "a column of text": (run("--data mine:text_column"), 3, "labels"),

@@ -102,12 +102,12 @@ HOSTILE = {
     ),
     "archive with too few labels": (
         "npz:a.npz",
-        "labels must be one per seed: 3, got [2]",
+        "labels must be one per seed: 3 inputs, got shape [2]",
         lambda: np.savez("a.npz", inputs=np.ones((3, 2)), labels=np.ones(2)),
     ),
     "archive with one number for labels": (
         "npz:a.npz",
-        "labels must be one per seed: 3, got []",
+        "labels must be one per seed: 3 inputs, got shape []",
         lambda: np.savez("a.npz", inputs=np.ones((3, 2)), labels=np.array(1)),
     ),
     "archive with a NaN": (

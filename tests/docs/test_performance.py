@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
         ("criteria", ("criteria_gpu", "criteria_cpu"), 17, "results.md"),
         ("regain", ("regain_gpu", "regain_cpu"), 17, "lab/regain.md"),
         ("regain", ("regain_choices",), 12, "lab/regain.md"),
-        ("regain", ("regain_choices_gpu",), 14, "lab/regain.md"),
+        ("regain", ("regain_choices_gpu",), 14, "results.md"),
         ("reach", ("regain_reach",), 10, "results.md"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
