@@ -651,8 +651,8 @@ def main() -> None:
     if arguments.table:
         found = read_cells(arguments.table)
         for kind, show in (("choice ", choices), ("suite ", suites), ("", lambda rows: table(rows, arguments.loss))):
-            if rows := {name: found.pop(name) for name in list(found) if name.startswith(kind)}:
-                print(show(rows))
+            if shown := {name: found.pop(name) for name in list(found) if name.startswith(kind)}:
+                print(show(shown))
         return
     known = ROWS if arguments.rows == FULL["rows"] else ALL_ROWS
     rows = [row for row in known if any(fnmatch(row.name, glob) for glob in arguments.rows)]

@@ -22,7 +22,7 @@ from themis.experiments import CellEnd, Listener
 
 QUICK: dict[str, Any] = {"rows": ["lenet5-mnist"], "share": 0.05}
 FULL: dict[str, Any] = {"rows": ["resnet20-cifar10", "resnet56-cifar10"], "share": 1.0}
-EXAMINED = {"random_seeds": 2, "draws": 2}
+EXAMINED: dict[str, Any] = {"random_seeds": 2, "draws": 2}
 
 
 class Clock(Listener):
@@ -43,7 +43,11 @@ def measure(model: str, device: str, share: float, autocast: bool) -> dict[str, 
     search, train, judge = ((each.take(torch.arange(len(each))), each.labels) for each in vars(parts).values())
     run = themis.run(loaded.target, search, "gaussian", magnitude=0.1, max_passes=10_000, coverage=None)
     start, clock = perf_counter(), Clock()
-    options = {"autocast": autocast, "epochs": max(1, round(10 * share)), "passes": len(parts.judge) + 100}
+    options: dict[str, Any] = {
+        "autocast": autocast,
+        "epochs": max(1, round(10 * share)),
+        "passes": len(parts.judge) + 100,
+    }
     result = themis.retrain(
         run, target=loaded.target, data=search, train=train, judge=judge, listener=clock, **EXAMINED, **options
     )
