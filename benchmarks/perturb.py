@@ -30,7 +30,7 @@ from rich.table import Table
 from searching.arguments import add_quick, complete
 from torch import Tensor
 
-from themis.perturb import PERTURBATIONS, Context, perturb
+from themis.perturb import PERTURBATIONS, Context, Perturbation, perturb
 
 ROUNDS = 3
 QUICK, FULL = {"sizes": "32", "seconds": 0.02}, {"sizes": "32,224", "seconds": 0.4}
@@ -192,6 +192,12 @@ def ours(name: str, pictures: Tensor) -> Operation:
     return once
 
 
+def disturbs_pictures(perturbation: Perturbation) -> bool:
+    """Whether it disturbs pictures, and without asking a model."""
+    asks = perturbation.passes or perturbation.needs_gradient
+    return perturbation.inputs not in ("table", "signal") and not asks
+
+
 def rates(rivals: dict[str, Operation], n: int, is_cuda: bool, seconds: float) -> dict[str, float]:
     """Pictures per second of each library, the best of several rounds in which they alternate."""
     best = dict.fromkeys(rivals, 0.0)
@@ -221,11 +227,7 @@ def main() -> None:
     arguments = complete(parser.parse_args(), QUICK, FULL)
     is_cuda = arguments.device.startswith("cuda")
     names = arguments.only.split(",") if arguments.only else list(PERTURBATIONS)
-    names = [
-        name
-        for name in names
-        if PERTURBATIONS[name].inputs not in ("table", "signal") and not PERTURBATIONS[name].needs_gradient
-    ]
+    names = [name for name in names if disturbs_pictures(PERTURBATIONS[name])]
     makers = {
         "kornia": kornia_rivals,
         "torchvision": torchvision_rivals,
