@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import pickle
+import sys
 import warnings
 import zipfile
 from functools import partial
@@ -209,7 +210,8 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_hostile_file_gets_one_line_and_nothing_runs(kind, capfd, caplog):
+def test_a_hostile_file_gets_one_line_and_nothing_runs(kind, monkeypatch, capfd, caplog):
+    monkeypatch.setitem(sys.modules, "timm", None)  # as if it were not installed
     setup, options, message = HOSTILE[kind]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings from writing the file
