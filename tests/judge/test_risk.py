@@ -1,5 +1,7 @@
 """Fault rate and residual risk: closed forms, edges, and a few simulated campaigns."""
 
+from dataclasses import astuple
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,7 @@ from simulation import (
 )
 
 from themis.errors import UsageError
-from themis.judge.risk import fault_rate, least_fault_rate, residual_risk, seeds_to_exceed, unseen_mass
+from themis.judge.risk import fault_rate, fault_rates, residual_risk, seeds_to_exceed, unseen_mass
 
 pytestmark = pytest.mark.quick
 
@@ -35,12 +37,19 @@ def test_with_one_test_per_seed_the_rate_has_the_binomial_interval(n_faults, n_t
     assert rate.high == pytest.approx(expected.high, abs=2e-6)
 
 
-def test_the_lower_limit_alone_is_that_of_the_estimate():
-    tests, faults, weight = np.array([3, 0, 5, 1]), np.array([1, 0, 5, 0]), np.array([1.0, 2.0, 0.5, 1.0])
-    for seed_weight in (None, weight):
-        estimate = fault_rate(tests, faults, seed_weight, 0.01)
-        assert least_fault_rate(tests, faults, seed_weight, 0.01) == estimate.low
-    assert least_fault_rate(0 * tests, 0 * tests) == 0
+def test_rates_of_several_groups_are_those_of_each():
+    rng = np.random.default_rng(0)
+    groups = [(np.array([3, 0, 5, 1]), np.array([1, 0, 5, 0]), weight) for weight in (None, np.array([1, 2, 0.5, 1]))]
+    for n in (1, 2, 30, 400):
+        tests = rng.integers(0, 9, n)
+        groups.append((tests, rng.binomial(tests, rng.beta(0.3, 0.7, n)), None))
+    groups.append((np.zeros(3, dtype=int), np.zeros(3, dtype=int), None))
+    for group, together in zip(groups, fault_rates(groups, 0.01), strict=True):
+        alone = fault_rate(*group, tail=0.01)
+        assert (together is None) == (alone is None)
+        if alone is not None:
+            assert astuple(together) == pytest.approx(astuple(alone), abs=1e-9)
+    assert together is None
 
 
 @pytest.mark.parametrize("tests_a_seed", [1, 7, 1000])

@@ -16,7 +16,6 @@ import math
 from bisect import bisect, bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,8 @@ from themis.judge.estimate import Estimate
 Counts = Tensor | NDArray[np.number[Any]] | Sequence[int]
 Bools = NDArray[np.bool_] | Sequence[bool]
 Floats = NDArray[np.float64]
+Sample = tuple[Floats, Floats | None]
+"""Values of a variable in 0..1, and their weights if they have some."""
 
 TAIL_PROBABILITY = 0.025
 MOST_COUNTED = 1 << 40
@@ -53,21 +54,19 @@ def fault_rate(
     `seed_weight` says how often inputs like each seed occur, if the tests were drawn so: a seed counts as much as its
     weight exceeds its chance of having been tested at all. Each limit fails at most `tail` of the time.
     """
-    sample = _rates_of_seeds(tests_by_seed, faults_by_seed, seed_weight)
-    return None if sample is None else mean_estimate(sample[0], tail, sample[1])
+    return fault_rates([(tests_by_seed, faults_by_seed, seed_weight)], tail)[0]
 
 
-def least_fault_rate(
-    tests_by_seed: Counts, faults_by_seed: Counts, seed_weight: Floats | None = None, tail: float = TAIL_PROBABILITY
-) -> float:
-    """The lower limit of `fault_rate` alone; 0 without a test."""
-    sample = _rates_of_seeds(tests_by_seed, faults_by_seed, seed_weight)
-    return 0.0 if sample is None else 1 - _mean_limit(1 - sample[0], tail, sample[1])
+def fault_rates(
+    counts: Iterable[tuple[Counts, Counts, Floats | None]], tail: float = TAIL_PROBABILITY
+) -> list[Estimate | None]:
+    """`fault_rate` of several groups of seeds, each with its tests, faults and weights by seed."""
+    samples = [_rates_of_seeds(*each) for each in counts]
+    estimates = iter(_mean_estimates([sample for sample in samples if sample is not None], tail))
+    return [None if sample is None else next(estimates) for sample in samples]
 
 
-def _rates_of_seeds(
-    tests_by_seed: Counts, faults_by_seed: Counts, seed_weight: Floats | None
-) -> tuple[Floats, Floats | None] | None:
+def _rates_of_seeds(tests_by_seed: Counts, faults_by_seed: Counts, seed_weight: Floats | None) -> Sample | None:
     """The rate of each tested seed, and its weight if there are weights; None without a test."""
     tests, faults = _counts(tests_by_seed), _counts(faults_by_seed)
     if tests.shape != faults.shape or (faults > tests).any():
@@ -118,9 +117,14 @@ def mean_estimate(values: Floats, tail: float = TAIL_PROBABILITY, weights: Float
     With weights, it is the weighted mean: the bootstrap draws pairs of value and weight, and its further value has the
     largest weight.
     """
-    values = np.asarray(values, dtype=np.float64)
-    low, high = 1 - _mean_limit(1 - values, tail, weights), _mean_limit(values, tail, weights)
-    return Estimate(float(np.average(values, weights=weights)), low, high)
+    return _mean_estimates([(np.asarray(values, dtype=np.float64), weights)], tail)[0]
+
+
+def _mean_estimates(samples: Sequence[Sample], tail: float) -> list[Estimate]:
+    sides = [(1 - values, weights) for values, weights in samples] + [*samples]
+    limits, n = _mean_limits(sides, tail), len(samples)
+    means = (float(np.average(values, weights=weights)) for values, weights in samples)
+    return [Estimate(mean, 1 - low, high) for mean, low, high in zip(means, limits[:n], limits[n:], strict=True)]
 
 
 def seeds_to_exceed(limit: float, rate: float, tail: float) -> int:
@@ -136,9 +140,8 @@ def seeds_to_exceed(limit: float, rate: float, tail: float) -> int:
 def mean_p_value(values: Floats, mean: float) -> float:
     """The two-sided test of a mean that these limits invert: under `2 * tail` if and only if they exclude `mean`."""
     values = np.asarray(values, dtype=np.float64)
-    ends = ((values, mean), (1 - values, 1 - mean))
-    chances = [_chance_under(end, *np.unique(np.append(side, 1.0), return_counts=True)) for side, end in ends]
-    return float(np.clip(2 * (1 - max(chances)), 0.0, 1.0))
+    sides = _Mixture.padded([_Mixture.of(side, None) for side in (values, 1 - values)])
+    return float(np.clip(2 * (1 - _chance_under(np.array([mean, 1 - mean]), sides).max()), 0.0, 1.0))
 
 
 def residual_risk(
@@ -208,69 +211,125 @@ def _counts(values: Counts) -> Floats:
     return array
 
 
-def _mean_limit(values: Floats, tail: float, weights: Floats | None = None) -> float:
-    """Gaffke's upper limit for the mean of a distribution on 0..1 that `values` are a sample of."""
-    from scipy.optimize import brentq
-    from scipy.special import betaincinv, ndtri
+def _mean_limits(samples: Sequence[Sample], tail: float) -> list[float]:
+    """Gaffke's upper limit for the mean of each distribution on 0..1 that some values, with weights, are a sample of.
 
-    points, scales = np.append(values, 1.0), None
-    if weights is None:
-        points, counts = np.unique(points, return_counts=True)
-    else:  # in steps of 5%, so that many are the same
+    All are found at the same time, which takes hardly longer than one of them.
+    """
+    from scipy.special import betaincinv
+
+    limits, mixtures = np.ones(len(samples)), {}
+    for k, (values, weights) in enumerate(samples):
+        mixture = _Mixture.of(values, weights)
+        points, counts = mixture.points, mixture.counts
+        if weights is None and len(points) == 2:
+            limits[k] = points[0] + (1 - points[0]) * betaincinv(counts[1], counts[0], 1 - tail)
+        elif points[0] < points[-1]:
+            mixtures[k] = mixture
+    most = max((len(mixture.points) for mixture in mixtures.values()), default=1)
+    at, at_once = [*mixtures], max(1, AT_ONCE // most)
+    for first in range(0, len(at), at_once):
+        part = at[first : first + at_once]
+        limits[part] = _quantiles(_Mixture.padded([mixtures[k] for k in part]), 1 - tail)
+    return limits.tolist()
+
+
+@dataclass(frozen=True)
+class _Mixture:
+    """The mean of `points`, each counted by its scale, under weights of a Dirichlet(`counts`) distribution.
+
+    It is a Bayesian bootstrap. The arrays are `[points]`, or `[mixtures, points]` for several mixtures.
+    """
+
+    points: Floats
+    counts: Floats
+    scales: Floats
+
+    @staticmethod
+    def of(values: Floats, weights: Floats | None) -> _Mixture:
+        """The bootstrap of the values and of one more, which is 1 and has the largest weight."""
+        points = np.append(values, 1.0)
+        if weights is None:
+            points, counts = np.unique(points, return_counts=True)
+            return _Mixture(points, counts.astype(np.float64), np.ones(len(points)))
+        # In steps of 5%, so that many are the same.
         steps = np.round(np.log(np.append(weights, weights.max()).clip(1e-300)) * 20)
         (points, steps), counts = np.unique([points, steps], axis=1, return_counts=True)
-        scales = np.exp((steps - steps.max()) / 20)
-    if points[0] == points[-1]:
-        return 1.0
-    if scales is None and len(points) == 2:
-        return float(points[0] + (1 - points[0]) * betaincinv(counts[1], counts[0], 1 - tail))
+        return _Mixture(points, counts.astype(np.float64), np.exp((steps - steps.max()) / 20))
 
-    @cache
-    def excess(limit: float) -> float:
-        """On the scale of normal quantiles, where it is almost straight."""
-        chance = _chance_under(limit, points, counts, scales)
-        return float(ndtri(np.clip(chance, _NEGLIGIBLE, 1 - _NEGLIGIBLE)) - ndtri(1 - tail))
+    def __getitem__(self, which: NDArray[np.intp]) -> _Mixture:
+        return _Mixture(self.points[which], self.counts[which], self.scales[which])
 
-    # The limit is a few standard deviations of the bootstrap above its mean.
-    mass = counts if scales is None else counts * scales
-    low = float(mass @ points / mass.sum())
-    reach = -1.2 * float(ndtri(tail) * np.sqrt(mass**2 / counts @ (points - low) ** 2) / mass.sum())
-    high = min(1.0, low + reach)
-    while excess(high) < 0:
-        low, reach = high, 2 * reach
-        high = min(1.0, high + reach)
-    if excess(low) > 0:
-        low = float(points[0])
-    return float(brentq(excess, low, high, xtol=1e-10))
+    @staticmethod
+    def padded(mixtures: Sequence[_Mixture]) -> _Mixture:
+        """Several mixtures as one, with points that do not count where there are fewer."""
+        width = max(len(each.points) for each in mixtures)
+        columns = [[each.points, each.counts, each.scales] for each in mixtures]
+        points, counts, scales = np.array(
+            [[np.pad(column, (0, width - len(column))) for column in each] for each in columns]
+        ).swapaxes(0, 1)
+        return _Mixture(points, counts, scales)
 
 
-_FREQUENCY_STEP, _NEGLIGIBLE = 0.02, 1e-9
-_FREQUENCIES = np.split(np.exp(np.arange(-6, 20, _FREQUENCY_STEP)), (400, 800))
+def _quantiles(mixtures: _Mixture, share: float) -> Floats:
+    """The quantile of each mixture, by secants.
+
+    On the scale of normal quantiles the chance of being under a limit is almost straight, so that it takes few steps.
+    """
+    from scipy.special import ndtri
+
+    def excess(limit: Floats, which: NDArray[np.intp]) -> Floats:
+        chance = _chance_under(limit[which], mixtures[which]).clip(_NEGLIGIBLE, 1 - _NEGLIGIBLE)
+        return np.asarray(ndtri(chance) - ndtri(share))
+
+    # The quantile is a few standard deviations of the bootstrap above its mean.
+    points, mass = mixtures.points, mixtures.counts * mixtures.scales
+    mean = (mass * points).sum(1) / mass.sum(1)
+    variance = (mass * mixtures.scales * (points - mean[:, None]) ** 2).sum(1) / mass.sum(1) ** 2
+    last, limit = mean, np.minimum(1.0, mean + ndtri(share) * np.sqrt(variance))
+    low, high, at = points.min(1), np.ones(len(points)), np.arange(len(points))
+    of_last, of_limit = excess(last, at), excess(limit, at)
+    for _ in range(_MOST_STEPS):
+        low, high = np.where(of_limit < 0, limit, low), np.where(of_limit < 0, high, limit)
+        at = (np.minimum(np.abs(of_limit), high - low) > _PRECISION).nonzero()[0]
+        if not len(at):
+            break
+        slope = (of_limit - of_last) / np.where(limit == last, 1.0, limit - last)
+        following = limit - of_limit / np.where(slope > 0, slope, np.nan)
+        following = np.where((low <= following) & (following <= high), following, (low + high) / 2)
+        last, of_last, limit, of_limit = limit.copy(), of_limit.copy(), limit.copy(), of_limit.copy()
+        limit[at] = following[at]
+        of_limit[at] = excess(limit, at)
+    return limit
+
+
+_PRECISION, _MOST_STEPS = 1e-9, 100
+_FREQUENCY_STEP, _NEGLIGIBLE = 0.1, 1e-9
+_FREQUENCIES = np.split(np.exp(np.arange(-8, 20, _FREQUENCY_STEP)), (100, 180))
 """Most samples need those of the first block only."""
 _BEFORE = float(_FREQUENCIES[0][0] / np.expm1(_FREQUENCY_STEP))
 """The sum of the frequencies below the first one, where the integrand is proportional to them."""
+AT_ONCE = 1 << 12
+"""Points of the mixtures that are looked at together: their intermediate results fit into a cache."""
 
 
-def _chance_under(
-    limit: float, points: Floats, weights: NDArray[np.integer[Any]], scales: Floats | None = None
-) -> float:
-    """The chance that a Dirichlet(`weights`) mixture of `points` is under `limit`; each point counts by its scale.
+def _chance_under(limit: Floats, mixtures: _Mixture) -> Floats:
+    """The chance that each mixture is under its limit.
 
-    It is the chance that independent Gamma(weight) variables times `point - limit` add up to less than zero: Imhof's
-    integral over the characteristic function, on a logarithmic scale, where the trapezoid rule is good to six digits.
+    It is the chance that independent Gamma(count) variables times `point - limit` add up to less than zero: Imhof's
+    integral over the characteristic function, on a logarithmic scale, where the trapezoid rule is good to eight digits.
     """
-    offsets = points - limit if scales is None else (points - limit) * scales
-    mean, sd = float(weights @ offsets), float(np.sqrt(weights @ offsets**2))
-    if abs(mean) > 8 * sd:  # far beyond either limit by Cantelli's inequality; the integrand would swing too fast
-        return float(mean < 0)
-    total = mean / sd * _BEFORE
+    offsets, counts = (mixtures.points - limit[:, None]) * mixtures.scales, mixtures.counts
+    mean, sd = (counts * offsets).sum(1), np.sqrt((counts * offsets**2).sum(1))
+    standard, total = (offsets / sd[:, None])[:, None], mean / sd * _BEFORE
     for block in _FREQUENCIES:
-        scaled = block[:, None] * (offsets / sd)
-        modulus = np.exp(-0.5 * np.log1p(scaled * scaled) @ weights)
-        total += float(np.sin(np.arctan(scaled) @ weights) @ modulus)
-        if modulus[-1] < _NEGLIGIBLE:  # it falls with the frequency
+        scaled = block[:, None] * standard
+        modulus = np.exp(-0.5 * (np.log1p(scaled * scaled) @ counts[..., None])[..., 0])
+        total += (np.sin((np.arctan(scaled) @ counts[..., None])[..., 0]) * modulus).sum(1)
+        if modulus[:, -1].max() < _NEGLIGIBLE:  # it falls with the frequency
             break
-    return 0.5 - total * _FREQUENCY_STEP / np.pi
+    # Far beyond either limit by Cantelli's inequality, the integrand would swing too fast.
+    return np.where(np.abs(mean) > 8 * sd, mean < 0, 0.5 - total * _FREQUENCY_STEP / np.pi)
 
 
 def _binomial_limit(successes: float, trials: float) -> float:

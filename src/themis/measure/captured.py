@@ -7,6 +7,7 @@ gradient ascents run beside the many others.
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -81,6 +82,8 @@ def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, device: to
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if 4 * unused > torch.cuda.mem_get_info(device)[0]:  # a graph cannot use what is cached
         torch.cuda.empty_cache()
+    collects = gc.isenabled()
+    gc.disable()  # a graph of an earlier campaign cannot be freed meanwhile
     try:
         with torch.cuda.stream(stream):
             # Another thread may fetch a checkpoint from the GPU meanwhile.
@@ -93,6 +96,9 @@ def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, device: to
         generator.graphsafe_set_state(before)
         _give_back(pool, index)
         raise
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _give_back(pool: Any, index: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, fields
 from time import sleep
 from typing import TYPE_CHECKING, Any
@@ -208,7 +207,7 @@ def correct_by_strength(
     Seed and theta of a uniform test are functions of its counter, so the tests of each seed are counted exactly.
     `fault_seed_id` and `fault_theta` `[n, dimensions]` are those of its faults.
     """
-    from themis.judge.risk import fault_rate
+    from themis.judge.risk import fault_rates
     from themis.search.policy import UNIFORM_STREAM
 
     def count(place: NDArray[np.int64], theta: NDArray[np.float32]) -> NDArray[np.int64]:
@@ -225,10 +224,11 @@ def correct_by_strength(
         drawn = space.uniform_tests(counter, UNIFORM_STREAM, counter)
         tests += count(space.position(drawn.seed), drawn.theta)
     tests = np.maximum(tests, faults)  # a test that was drawn again has another theta than its counter says
+    rates = fault_rates((tests[k], tests[k] - faults[k], space.seed_weight) for k in range(N_PARTS))
     return tuple(
         StrengthPart(k / N_PARTS, (k + 1) / N_PARTS, int(tests[k].sum()), correct)
-        for k in range(N_PARTS)
-        if (correct := fault_rate(tests[k], tests[k] - faults[k], space.seed_weight)) is not None
+        for k, correct in enumerate(rates)
+        if correct is not None
     )
 
 
@@ -257,21 +257,17 @@ class SlicedSeeds:
         By Bonferroni, the lower ends that hold together fail in at most one of 20 runs. Holm's method would find the
         same runs to be over a limit, but has no limits that could be shown.
         """
-        from themis.judge.risk import fault_rate, least_fault_rate
+        from themis.judge.risk import fault_rates
 
         members = [(each.name, value, each.position == k) for each in columns for k, value in enumerate(each.values)]
-        tail = ALPHA / max(1, sum(bool(tests[mine].any()) for _, _, mine in members))
         is_weighted = bool((self.weight != 1).any())
-
-        def rate(member: tuple[str, str, NDArray[np.bool_]]) -> SliceRate:
-            name, value, mine = member
-            counts = (tests[mine], faults[mine], self.weight[mine] if is_weighted else None)
-            n_seeds, n_tests = int((counts[0] > 0).sum()), int(counts[0].sum())
-            at_least = least_fault_rate(*counts, tail=tail)
-            return SliceRate(name, value, n_seeds, n_tests, fault_rate(*counts), at_least)
-
-        with ThreadPoolExecutor(8) as pool:  # most of it is computed by NumPy, without Python's lock
-            return tuple(pool.map(rate, members))
+        counts = [(tests[mine], faults[mine], self.weight[mine] if is_weighted else None) for _, _, mine in members]
+        tail = ALPHA / max(1, sum(bool(n.any()) for n, _, _ in counts))
+        estimates = zip(members, counts, fault_rates(counts), fault_rates(counts, tail), strict=True)
+        return tuple(
+            SliceRate(name, value, int((n > 0).sum()), int(n.sum()), rate, 0.0 if together is None else together.low)
+            for (name, value, _), (n, _, _), rate, together in estimates
+        )
 
 
 def slices_of(run: Reader, slice_by: str) -> tuple[SliceRate, ...]:
