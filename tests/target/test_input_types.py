@@ -45,7 +45,7 @@ def test_a_function_gets_the_type_that_preprocess_returns():
         seen.add(pictures.dtype)
         return pictures.reshape(len(pictures), -1)[:, :3].astype(np.float32)
 
-    box = BlackBox(predict, bounds=(0, 255), preprocess=as_bytes, cache=True)
+    box = BlackBox(predict, bounds=(0, 255), preprocess=as_bytes)
     themis.run(box, PICTURES, "gaussian", max_tests=64)
     assert seen == {np.dtype("uint8")}
 

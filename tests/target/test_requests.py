@@ -40,7 +40,7 @@ def test_exactly_the_inputs_that_are_counted_are_sent():
     model = Counting()
     result = run(BlackBox(model))
     assert sum(model.sizes) == result.rounds[-1].passes == result.requests["inputs"] == 5 + 20 + 4 + 2 + 30
-    assert result.requests == {"inputs": 61, "calls": len(model.sizes), "repeated": 0, "cached": 0}
+    assert result.requests == {"inputs": 61, "calls": len(model.sizes), "repeated": 0}
     assert result.summary()["requests"] == result.requests
     before = len(model.sizes)
     assert result.faults[0].replay().is_same
@@ -90,37 +90,8 @@ def test_the_rate_is_kept_by_all_workers():
     assert time.monotonic() - started >= 0.09
 
 
-def test_the_cache_answers_what_was_asked_before():
-    model = Counting()
-    box = BlackBox(lambda inputs: (model(inputs), {"inputs": inputs}), cache=True)
-    outputs = box.forward(DATA, lambda name, activation: None, {"inputs": None})
-    seen = {}
-    again = box.forward(DATA.flip(0), lambda name, activation: seen.update({name: activation}), {"inputs": None})
-    assert torch.equal(again, outputs.flip(0))
-    assert torch.equal(seen["inputs"], DATA.flip(0))
-    assert box.requests.sent == RequestCounts(inputs=20, calls=1, cached=20)
-    with box.requests.fresh():
-        box.forward(DATA)
-    assert box.requests.sent.inputs == 40
-
-
-def test_the_cache_is_bounded():
-    box = BlackBox(Counting(), cache=5 * 12 / 2**20)  # five answers of three numbers
-    box.forward(DATA)
-    box.forward(DATA[-5:])
-    assert box.requests.sent.inputs == 20
-    box.forward(DATA[:5])
-    assert box.requests.sent.inputs == 25
-
-
-def test_a_cache_does_not_hide_a_model_that_changes_its_answers():
-    rng = np.random.default_rng(0)
-    with pytest.raises(ModelError, match="must give the same output for the same input"):
-        run(BlackBox(lambda inputs: inputs @ WEIGHTS + rng.normal(size=(len(inputs), 3)), cache=True))
-
-
 def test_a_black_box_can_be_pickled_after_its_first_call():
-    box = BlackBox(np.sin, cache=True)
+    box = BlackBox(np.sin)
     outputs = box.forward(DATA)
     assert torch.equal(pickle.loads(pickle.dumps(box)).forward(DATA), outputs)
 
@@ -132,7 +103,6 @@ def test_a_black_box_can_be_pickled_after_its_first_call():
         ({"workers": 1.5}, "workers must be a whole number of at least 1, got 1.5"),
         ({"retries": -1}, "retries must be a whole number of at least 0, got -1"),
         ({"rate": 0}, "rate must be a positive number, got 0"),
-        ({"cache": -1}, "cache must be a positive number, got -1"),
     ],
 )
 def test_wrong_options_are_refused(options, message):

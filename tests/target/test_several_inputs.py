@@ -76,7 +76,7 @@ FORMS = {
     "a loader": (Net, torch.utils.data.DataLoader(Examples(), batch_size=8, shuffle=True)),
     "a function of names": (lambda: BlackBox(function), (TURNED, LABELS)),
     "a function of positions": (lambda: BlackBox(function, batch_size=7), ((PICTURES, PLACES), LABELS)),
-    "a function of a dict": (lambda: BlackBox(function_of_dict, cache=True), (TURNED, LABELS)),
+    "a function of a dict": (lambda: BlackBox(function_of_dict), (TURNED, LABELS)),
 }
 
 
@@ -137,7 +137,7 @@ class RandomForest:
 
 def test_a_function_is_sent_equal_inputs_of_different_examples():
     pictures, places = torch.full((2, 1, 6, 6), 0.5), torch.tensor([0, 1])
-    box = BlackBox(lambda inputs: inputs["place"][:, None].astype(np.float32), cache=True, oracle="regression:1")
+    box = BlackBox(lambda inputs: inputs["place"][:, None].astype(np.float32), oracle="regression:1")
     result = run(box, {"picture": pictures, "place": places}, max_tests=10)
     assert result.rounds[-1].tests == 10
     box.side_inputs.others = read_seeds({"picture": pictures, "place": places}).others

@@ -9,7 +9,6 @@ from themis.compute.rng import host_randomness
 from themis.errors import ModelError, warn
 from themis.measure.calculator import Calculator
 from themis.measure.chunk import pass_size
-from themis.target.blackbox import fresh_answers
 from themis.target.target import Target
 
 REPEATED, ALONE = 2, 2
@@ -34,7 +33,7 @@ def check_repeats(calculator: Calculator) -> None:
     target, clean, swept = calculator.target, calculator.clean.outputs, calculator.chunk
     rows = calculator.clean.usable[:REPEATED]
     calculator.passes += 2 * len(rows)
-    with torch.no_grad(), fresh_answers(target):
+    with torch.no_grad():
         if isinstance(target, Target):  # the first chunk again: every row is an independent chance to differ
             first, second = calculator.memory.attempt(lambda: _repeat_first_chunk(calculator, swept))
         else:
@@ -87,7 +86,7 @@ def warn_of_batch_dependence(calculator: Calculator) -> None:
     target, clean, rows = calculator.target, calculator.clean.outputs, calculator.clean.usable[:ALONE]
     calculator.passes += len(rows)
     try:
-        with torch.no_grad(), fresh_answers(target):
+        with torch.no_grad():
             alone = torch.cat([target.forward(calculator.read(row)) for row in torch.split(rows, 1)])
     except ModelError:  # it does not accept an input alone
         return

@@ -31,7 +31,6 @@ from themis.runs.source import Origin
 from themis.runs.store.reader import Reader
 from themis.settings import Settings
 from themis.target.against import Against
-from themis.target.blackbox import fresh_answers
 from themis.target.fingerprint import hash_file, hash_seeds
 from themis.target.target import AnyTarget, Target
 from themis.version import __version__
@@ -219,7 +218,7 @@ def check_same_tests(run: Reader, target: AnyTarget, seeds: Seeds, perturbation:
         return
     then, now = run.record["environment"], describe_environment(target.device)
     is_same_place = not list_changes({name: then[name] for name in now if name in then}, now)
-    with target.opened(), torch.no_grad(), fresh_answers(target):
+    with target.opened(), torch.no_grad():
         samples = _run_samples(target, seeds, perturbation, oracle)
         has_state = isinstance(target, Target) and target.changed_tensors()  # its answers depend on those before
     has_few_bits = target.dtype.itemsize <= 2 or getattr(target, "autocast", None) is not None

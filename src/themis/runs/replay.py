@@ -37,7 +37,7 @@ from themis.runs.trust import Permission, Trusted, names_code, permit, perturbat
 from themis.settings import Settings, least_similarity
 from themis.target.activations import Layer
 from themis.target.alignment import align_seeds, align_target, bound, coded, with_datums
-from themis.target.blackbox import as_target, fresh_answers
+from themis.target.blackbox import as_target
 from themis.target.fingerprint import hash_seeds
 from themis.target.target import AnyTarget
 
@@ -53,7 +53,7 @@ def replay_fault(fault: Fault, calculator: Calculator, stored: Tensors | None = 
     row = int((calculator.seeds.seed_id == fault.seed_id).nonzero()[0])
     theta = np.array([list(fault.theta.values())], dtype=np.float32)
     test = Tests(np.array([fault.id]), np.array([row]), theta, np.array([fault.noise_seed]), np.array([fault.kind]))
-    with calculator.target.opened(), torch.no_grad(), fresh_answers(calculator.target):
+    with calculator.target.opened(), torch.no_grad():
         disturbed, outputs, motion = calculator.run_chunk(test[np.zeros(fault.chunk, dtype=np.int64)], fault.chunk)
         inputs = disturbed[fault.position].cpu()
         input_gap = None if stored is None else _gap(inputs, stored.inputs[0])

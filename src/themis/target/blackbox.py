@@ -1,7 +1,7 @@
 """Any function as a target: ONNX, another framework, a remote service."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from math import isfinite
@@ -23,7 +23,7 @@ from themis.target.detections import DETECTION_FORMS, Detections, detections_in,
 from themis.target.estimator import Estimator, MaiteModel, is_estimator, is_maite_model
 from themis.target.fingerprint import hash_text
 from themis.target.output import in_label_order
-from themis.target.requests import CACHE_MIB, Answers, Examples, Requests, rows_of
+from themis.target.requests import Answers, Examples, Requests, rows_of
 from themis.target.target import UNBOUNDED, AnyTarget, Target, TargetOptions, explain_errors
 from themis.target.traits import as_expected
 
@@ -52,8 +52,6 @@ class BlackBox(TargetOptions):
         workers: Calls that are made at the same time, in threads: for a remote model.
         retries: How often a call that raises is made again, after 0.5 s, 1 s, 2 s, and so on up to a minute.
         rate: Most calls per second.
-        cache: True keeps answers in memory, up to 256 MiB, and sends no input again whose answer is kept; a number is
-            another limit in MiB. Replaying a fault asks the model in any case.
         coding: How inputs become rows of a DataFrame, which `predict` then gets. A campaign takes it from data with
             names or missing values.
     """
@@ -68,7 +66,6 @@ class BlackBox(TargetOptions):
     workers: int = 1
     retries: int = 0
     rate: float | None = None
-    cache: bool | float = False
     coding: Coding | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -87,22 +84,15 @@ class BlackBox(TargetOptions):
             check_count("BlackBox: batch_size", self.batch_size)
         check_count("BlackBox: workers", self.workers)
         check_count("BlackBox: retries", self.retries, least=0)
-        for name, value in (("rate", self.rate), ("cache", self.cache)):
-            is_number = isinstance(value, int | float) and isfinite(value)
-            if value is not None and not (is_number and (value > 0 or (name == "cache" and value == 0))):
-                raise UsageError(f"BlackBox: {name} must be a positive number, got {value!r}")
+        rate = self.rate
+        if rate is not None and not (isinstance(rate, int | float) and isfinite(rate) and rate > 0):
+            raise UsageError(f"BlackBox: rate must be a positive number, got {rate!r}")
 
     @cached_property
     def requests(self) -> Requests:
         """The calls of the function."""
-        mib = CACHE_MIB if self.cache is True else float(self.cache)
         return Requests(
-            self._answer,
-            batch_size=self.batch_size,
-            workers=self.workers,
-            retries=self.retries,
-            rate=self.rate,
-            cache_bytes=int(mib * 2**20),
+            self._answer, batch_size=self.batch_size, workers=self.workers, retries=self.retries, rate=self.rate
         )
 
     @property
@@ -156,8 +146,7 @@ class BlackBox(TargetOptions):
         yield
 
     def _trace(self, inputs: Tensor) -> list[TracedActivation]:
-        with self.requests.fresh():
-            answers = self._request(inputs.contiguous(), self.side_inputs.rows(len(inputs)), needs_activations=True)
+        answers = self._request(inputs.contiguous(), self.side_inputs.rows(len(inputs)), needs_activations=True)
         return [
             TracedActivation(name, tuple(values.shape), (k, 0, 0), is_activation=True)
             for k, (name, values) in enumerate(answers.items())
@@ -211,11 +200,6 @@ class BlackBox(TargetOptions):
         pick: Any = self.output
         scores = as_tensor(result if pick is None else pick(result), "the output")
         return in_label_order(scores, self.label_order)
-
-
-def fresh_answers(target: AnyTarget) -> AbstractContextManager[None]:
-    """A block in which a target computes every answer anew, even if a cache has it."""
-    return target.requests.fresh() if isinstance(target, BlackBox) else nullcontext()
 
 
 def _without_padding(inputs: Tensor) -> int:

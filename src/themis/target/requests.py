@@ -1,13 +1,10 @@
-"""How a black box is called: batches, several calls at a time, repetitions after an error, a rate limit and a cache."""
+"""How a black box is called: batches, several calls at a time, repetitions after an error, and a rate limit."""
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from threading import Lock
 from typing import Any
@@ -18,13 +15,9 @@ from torch import Tensor
 
 from themis.data.items import Key
 from themis.errors import ThemisError
-from themis.target.activations import OUTPUT
 
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0
 """Seconds before a call is repeated for the first time, which double with each repetition, and their limit."""
-CACHE_MIB = 256
-"""Memory for answers if no other is given."""
-
 
 Examples = dict[Key | None, NDArray[Any]]
 """Perturbed inputs under None, and the other inputs of the same examples by name or position, if there are several."""
@@ -35,12 +28,6 @@ Answers = dict[str, Tensor]
 def rows_of(columns: dict[Any, Any], rows: slice | list[int] | Tensor) -> dict[Any, Any]:
     """Some of the examples, or the answers to some of them."""
     return {name: values[rows] for name, values in columns.items()}
-
-
-def _hashes(examples: Examples) -> list[bytes]:
-    """A hash of all inputs of each example."""
-    rows = zip(*examples.values(), strict=True)
-    return [hashlib.blake2b(b"".join(values.tobytes() for values in row), digest_size=16).digest() for row in rows]
 
 
 def _join(parts: Sequence[Answers]) -> Answers:
@@ -55,8 +42,6 @@ class RequestCounts:
     calls: int = 0
     repeated: int = 0
     """Calls that were made again after an error."""
-    cached: int = 0
-    """Inputs that were answered from the cache instead."""
 
     def since(self, before: RequestCounts) -> RequestCounts:
         """The difference from an earlier count."""
@@ -77,7 +62,6 @@ class Requests:
         workers: int = 1,
         retries: int = 0,
         rate: float | None = None,
-        cache_bytes: int = 0,
     ) -> None:
         self.answer, self.batch_size, self.workers, self.retries = answer, batch_size, workers, retries
         self.campaign_batch: int | None = None
@@ -86,37 +70,9 @@ class Requests:
         self._lock = Lock()
         self._seconds_per_call = 0.0 if rate is None else 1 / rate
         self._next_call = 0.0
-        self._cache = _Cache(cache_bytes)
-        self._reads_cache = True
 
     def __call__(self, inputs: Examples, needs_activations: bool) -> Answers:
         """The answers to all inputs."""
-        if not (self._cache.max_bytes and self._reads_cache):
-            return self._send(inputs, needs_activations)
-        keys = _hashes(inputs)
-        first_rows: dict[bytes, int] = {}
-        for row, key in enumerate(keys):
-            first_rows.setdefault(key, row)
-        answers = {key: answer for key in first_rows if (answer := self._cache.get(key, needs_activations))}
-        unknown = [key for key in first_rows if key not in answers]
-        self.sent += RequestCounts(cached=len(keys) - len(unknown))
-        if unknown:
-            new = self._send(rows_of(inputs, [first_rows[key] for key in unknown]), needs_activations)
-            for k, key in enumerate(unknown):
-                answers[key] = rows_of(new, slice(k, k + 1))
-                self._cache.put(key, needs_activations, answers[key])
-        return _join([answers[key] for key in keys])
-
-    @contextmanager
-    def fresh(self) -> Iterator[None]:
-        """A block in which every input is sent, even if the cache has its answer."""
-        before, self._reads_cache = self._reads_cache, False
-        try:
-            yield
-        finally:
-            self._reads_cache = before
-
-    def _send(self, inputs: Examples, needs_activations: bool) -> Answers:
         n = len(inputs[None])
         size = min(filter(None, (self.batch_size, self.campaign_batch)), default=n)
         batches = [rows_of(inputs, slice(first, first + size)) for first in range(0, n, size)]
@@ -144,27 +100,3 @@ class Requests:
                     raise
             time.sleep(min(LONGEST_WAIT, FIRST_WAIT * 2**attempt))
         raise AssertionError("the last attempt returns or raises")
-
-
-class _Cache:
-    """The answers used last, by the hash of their input, as many as fit in `max_bytes`."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes, self._n_bytes = max_bytes, 0
-        self._kept: OrderedDict[tuple[bytes, bool], Answers] = OrderedDict()
-
-    def get(self, key: bytes, needs_activations: bool) -> Answers | None:
-        """Answers with activations serve for those without, too."""
-        place = (key, needs_activations or (key, True) in self._kept)
-        if place not in self._kept:
-            return None
-        self._kept.move_to_end(place)
-        return self._kept[place] if needs_activations else {OUTPUT: self._kept[place][OUTPUT]}
-
-    def put(self, key: bytes, has_activations: bool, answers: Answers) -> None:
-        own = {name: values.clone() for name, values in answers.items()}  # not a view of all answers of a call
-        self._kept[key, has_activations] = own
-        self._n_bytes += sum(values.nbytes for values in own.values())
-        while self._n_bytes > self.max_bytes:
-            _, oldest = self._kept.popitem(last=False)
-            self._n_bytes -= sum(values.nbytes for values in oldest.values())

@@ -119,7 +119,7 @@ def _requests(sent: dict[str, int]) -> str:
     text = f"{counted(sent['inputs'], 'input')} sent in {counted(sent['calls'], 'call')}"
     if sent["repeated"]:
         text += f", {sent['repeated']:,} of them repeated after an error"
-    return text + (f"; {counted(sent['cached'], 'input')} answered from the cache" if sent["cached"] else "")
+    return text
 
 
 def left_to_find(round: Round) -> str:

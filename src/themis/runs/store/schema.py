@@ -432,7 +432,7 @@ SLICE_RATE = record(
     },
     is_closed=True,
 )
-REQUESTS = record(dict.fromkeys(("inputs", "calls", "repeated", "cached"), COUNT_FORM), is_closed=True)
+REQUESTS = record(dict.fromkeys(("inputs", "calls", "repeated"), COUNT_FORM), {"cached": COUNT_FORM}, is_closed=True)
 DECISION = record(
     {
         "claim": NAME,
