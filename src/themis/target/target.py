@@ -328,8 +328,9 @@ class Target(TargetOptions):
                 module.training = training
             for each in saved:
                 each.put_back()
-            for each in _changed(saved):
-                each.restore()
+            for each in saved:
+                if each.has_changed():
+                    each.restore()
 
     def changed_tensors(self) -> list[str]:
         """Names of parameters and buffers that forward passes have changed since the target was opened.
@@ -337,7 +338,7 @@ class Target(TargetOptions):
         Integers are left out: they count passes, and answers hardly depend on them.
         """
         saved: list[_Saved] = self.__dict__.get("_saved", [])
-        return [each.path for each in _changed(saved) if each.copy.is_floating_point()]
+        return [each.path for each in saved if each.copy.is_floating_point() and each.has_changed()]
 
     def prepare(self, inputs: Tensor) -> Any:
         """Return raw `inputs` preprocessed: a tensor, or a list with one per input.
@@ -534,16 +535,6 @@ class _Saved:
             return False
         return not torch.allclose(tensor, self.copy, rtol=0, atol=0, equal_nan=True)
 
-    def may_have_changed(self) -> Tensor | bool:
-        """False if `has_changed` would be; on a GPU, whether values differ, without waiting for it."""
-        tensor: Any = getattr(self.owner, self.name, None)
-        is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided and tensor.is_cuda
-        is_same = is_plain and tensor is self.tensor and not self.copy.is_quantized
-        if not is_same or self._has_moved(tensor):
-            return True
-        differs: Tensor = (tensor.detach() != self.copy).any()
-        return differs
-
     def _has_moved(self, tensor: Tensor) -> bool:
         """Whether the tensor has other memory, or another part of it."""
         here, before = ((each.data_ptr(), each.shape, each.stride()) for each in (tensor, self.data))
@@ -573,15 +564,6 @@ def _save(module: nn.Module) -> list[_Saved]:
                 data = nothing if tensor is None else tensor.detach()
                 saved.append(_Saved(f"{path}.{name}".lstrip("."), owner, table, tensor, data, data.clone()))
     return saved
-
-
-def _changed(saved: Sequence[_Saved]) -> list[_Saved]:
-    """Those that have changed; a GPU compares them all before anybody waits for it."""
-    unsure = [each.may_have_changed() for each in saved]
-    on_gpu = [each for each in unsure if isinstance(each, Tensor)]
-    differs = iter(torch.stack([each.to(on_gpu[0].device) for each in on_gpu]).tolist() if on_gpu else ())
-    is_unsure = [next(differs) if isinstance(each, Tensor) else each for each in unsure]
-    return [each for each, may in zip(saved, is_unsure, strict=True) if may and each.has_changed()]
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
