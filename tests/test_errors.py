@@ -12,8 +12,9 @@ from user_module import go_to
 
 import themis
 from themis.cli import main
-from themis.target.diagnose import warn_of_chance
+from themis.target.diagnose import warn_of_unequal_ranges
 
+TABLE = torch.tensor([[0.0, 0.0], [1.0, 100.0]])
 MODULE = """
 import torch
 import themis
@@ -70,13 +71,13 @@ def test_the_command_line_prints_a_warning_even_if_code_of_the_user_causes_it(tm
 
 
 def test_a_warning_in_a_thread_of_themis_points_at_its_function():
-    with ThreadPoolExecutor(1) as pool, pytest.warns(RuntimeWarning, match="no more often than by chance") as caught:
-        pool.submit(warn_of_chance, 0.1, 100, 10).result()
-    assert caught[0].filename == warn_of_chance.__code__.co_filename
+    with ThreadPoolExecutor(1) as pool, pytest.warns(RuntimeWarning, match="use table_noise") as caught:
+        pool.submit(warn_of_unequal_ranges, "gaussian", TABLE, (0, 100)).result()
+    assert caught[0].filename == warn_of_unequal_ranges.__code__.co_filename
 
 
 def test_a_warning_is_shown_once_per_line(recwarn):
     for _ in range(3):
-        warn_of_chance(0.1, 100, 10)
-    warn_of_chance(0.1, 100, 10)
+        warn_of_unequal_ranges("gaussian", TABLE, (0, 100))
+    warn_of_unequal_ranges("gaussian", TABLE, (0, 100))
     assert len(recwarn) == 2

@@ -7,7 +7,6 @@ import torch
 import themis
 from themis import ModelError, UsageError
 from themis.oracle import KEPT_ANSWER, NOT_FINITE, ORACLES, Changed, Compare, Oracle, Wrong, choose_oracle
-from themis.oracle.choose import may_be_numbers
 from themis.runs.display.text import opening
 
 
@@ -32,7 +31,7 @@ NAMES = [
     "segmentation:0.3",
     "keypoints:2.5",
     "keypoints:33.3%",
-    "detection:0.75,score=0.25,match=hungarian",
+    "detection:0.75,score=0.25",
     f"{__name__}:far",
 ]
 
@@ -107,24 +106,11 @@ def test_auto_infers_the_task_from_outputs_and_labels(name):
     assert choose_oracle("auto").settle(outputs, labels).spec().partition(":")[0] == expected
 
 
-def test_outputs_that_may_be_numbers_are_told_from_class_scores():
-    draw = torch.Generator().manual_seed(0)
-    numbers = torch.randn(100, 2, generator=draw) * torch.tensor([6.0, 9.0])
-    inputs, labels = torch.randn(100, 8, generator=draw), torch.arange(100) % 2
-    torch.manual_seed(0)
-    head = torch.nn.Linear(8, 2)
-    optimiser = torch.optim.Adam(head.parameters(), lr=0.05)
-    for _ in range(100):
-        optimiser.zero_grad()
-        torch.nn.functional.cross_entropy(head(inputs + 0.5 * labels[:, None]), labels).backward()
-        optimiser.step()
-    scores = head(inputs).detach()
-    assert may_be_numbers(numbers)
-    assert not any(map(may_be_numbers, (scores, scores.softmax(1), scores.log_softmax(1), numbers[:9])))
+def test_the_opening_line_says_what_to_do_if_outputs_are_numbers():
+    numbers = torch.randn(100, 2, generator=torch.Generator().manual_seed(0)) * torch.tensor([6.0, 9.0])
     net = torch.nn.Linear(2, 2)
     torch.nn.init.eye_(net.weight)
-    with pytest.warns(RuntimeWarning, match=r"but these 2 may be numbers: pass oracle='regression'"):
-        run = themis.run(themis.Target(net, bounds=(-99, 99)), numbers, "gaussian", max_tests=10)
+    run = themis.run(themis.Target(net, bounds=(-99, 99)), numbers, "gaussian", max_tests=10)
     assert "(oracle changed, chosen from the outputs and labels; if the outputs are numbers, name" in opening(run.start)
     run = themis.run(themis.Target(net, bounds=(-99, 99), oracle="regression"), numbers, "gaussian", max_tests=10)
     assert "(by output; 10% of the standard deviation of the clean answers)" in run.start.fault
@@ -141,24 +127,10 @@ def test_auto_refuses_class_numbers_instead_of_scores():
 
 @pytest.mark.parametrize("shape", [(3, 4, 4), (3, 4, 2), (3, 1, 4, 4), (3, 2, 4, 4, 4)])
 def test_auto_refuses_outputs_of_unknown_shape(shape):
-    with pytest.raises(ModelError, match=r"for the task to be known, .* or your own comparison"):
+    with pytest.raises(
+        ModelError, match=r"for the task to be known, .* output='yolo' for boxes .* or your own comparison"
+    ):
         choose_oracle("auto").settle(torch.zeros(shape), None)
-
-
-BOXES = torch.cat([torch.full((3, 4, 21), 30.0), torch.rand(3, 5, 21)], 1)
-
-
-@pytest.mark.parametrize(
-    ("outputs", "remedy"),
-    [
-        (torch.randn(3, 7, 100), r"such as output=lambda result: result\.logits\[:, -1\] for the last token"),
-        (BOXES, "pass output='yolo' to Target if these are boxes"),
-        (BOXES.movedim(1, 2), "pass output='yolov5' to Target if these are boxes"),
-    ],
-)
-def test_outputs_of_three_axes_are_told_apart_by_their_values(outputs, remedy):
-    with pytest.raises(ModelError, match=remedy):
-        choose_oracle("auto").settle(outputs, None)
 
 
 def test_a_function_decides_what_a_fault_is():

@@ -26,7 +26,6 @@ from themis.measure.repeats import BATCH_TOLERANCE, REPEAT_TOLERANCE, check_repe
 from themis.measure.runner import Measurer
 from themis.measure.tests import Floats, Ints, Tests
 from themis.oracle import Detection, KeyPoints, choose_oracle
-from themis.oracle.choose import may_be_numbers
 from themis.oracle.classes import is_classifier
 from themis.oracle.oracle import find_constant
 from themis.perturb import Perturbation
@@ -255,7 +254,7 @@ def sweep_clean(
         )
         warn_of_batch_dependence(calculator)
     constant = find_constant(clean.oracle, clean.outputs, clean.labels)
-    _warn_of_guesses(calculator, constant)
+    _warn_if_constant(constant)
     return CleanSweep(calculator, measurer, moments, constant, _has_gradient(calculator), view)
 
 
@@ -267,25 +266,14 @@ def _has_gradient(calculator: Calculator) -> bool:
     return is_differentiable(lambda each: calculator.target.forward(each).float(), inputs)
 
 
-def _warn_of_guesses(calculator: Calculator, constant: str | None) -> None:
-    """Warn of a model that is no better than a constant answer or chance on the clean inputs."""
-    oracle, outputs, labels = calculator.clean.oracle, calculator.clean.outputs, calculator.clean.labels
-    is_classifier = outputs.ndim == 2 and oracle.spec() in ("wrong", "changed")
-    is_explained = is_classifier and diagnose.warn_of_unused_outputs(outputs, labels)
+def _warn_if_constant(constant: str | None) -> None:
+    """Warn of a model that is no better than a constant answer on the clean inputs."""
     if constant is not None:
         warn(
             f"{constant}, so that a low fault rate says nothing, and limits on it fail: check the weights, the "
             "preprocessing and the labels (themis check), give more varied inputs, or accept it with --allow-constant "
             "(allow_constant=True)"
         )
-    is_guess = choose_oracle(calculator.target.oracle).spec() == "auto" and oracle.spec() == "changed"
-    if is_guess and may_be_numbers(outputs):
-        warn(
-            f"the outputs are judged by the largest of each row, as class scores, but these {outputs.shape[1]} may be "
-            "numbers: pass oracle='regression' (--oracle regression) if they are, or oracle='changed' if they are not"
-        )
-    elif constant is None and is_classifier and not is_explained and labels is not None:
-        diagnose.warn_of_chance(oracle.grade(outputs, labels).get("accuracy"), len(calculator.seeds), outputs.shape[1])
 
 
 def prepare(

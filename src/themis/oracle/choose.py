@@ -13,17 +13,12 @@ from themis.oracle.classes import Changed, Top, Wrong, are_probabilities
 from themis.oracle.compare import Compare
 from themis.oracle.detection import Detection, are_detections
 from themis.oracle.keypoints import KeyPoints
-from themis.oracle.oracle import LEAST_SEEDS, Oracle, Verdict
+from themis.oracle.oracle import Oracle, Verdict
 from themis.oracle.regression import Regression
 from themis.oracle.segmentation import Segmentation
 from themis.oracle.thresholds import Multilabel, Threshold, are_bits
 from themis.plugins import Extensible
 from themis.user_code import import_named
-
-MOST_NUMBERS = 2
-"""More outputs than these are taken for class scores without a warning."""
-VARYING = 0.5
-"""If the variance of the sum of the outputs exceeds this share of the sum of their variances, they may be numbers."""
 
 
 @dataclass(frozen=True)
@@ -83,35 +78,10 @@ def _choose_task(clean_outputs: Tensor, labels: Tensor | None) -> Oracle:
         return Detection()
     raise ModelError(
         "outputs must be [inputs, classes], [inputs], [inputs, classes, height, width] or detections [inputs, n, 6] "
-        f"for the task to be known, got {list(shape)}: {_remedy(clean_outputs)}, or your own comparison as "
-        "oracle=Compare(function)"
+        f"for the task to be known, got {list(shape)}: pass output=... to Target, such as output='yolo' for boxes of "
+        "YOLO or output=lambda result: result.logits[:, -1] for the last token of a language model, or your own "
+        "comparison as oracle=Compare(function)"
     )
-
-
-def _remedy(outputs: Tensor) -> str:
-    """What to write for outputs of an unknown task: boxes come with scores in 0..1, logits of tokens do not."""
-    remedy = "pass output=... to Target to pick the scores"
-    if outputs.ndim != 3:
-        return remedy
-    for form, scores in (("yolo", outputs[:, 4:]), ("yolov5", outputs[..., 4:])):
-        if scores.numel() and bool(((scores >= 0) & (scores <= 1)).all()) and bool((outputs > 1).any()):
-            return f"pass output={form!r} to Target if these are boxes and scores"
-    example = "output=lambda result: result.logits[:, -1] for the last token of a language model"
-    return f"{remedy}, such as {example} [inputs, tokens, vocabulary]"
-
-
-def may_be_numbers(outputs: Tensor) -> bool:
-    """Return whether outputs `[inputs, k]` without labels may be k numbers rather than the scores of k classes.
-
-    Cross-entropy moves the scores of an input without changing their sum, so that the sum of trained scores hardly
-    varies; of a trained classifier of digits by 1 to 12% of the sum of the variances, and of independent numbers by
-    100%. Probabilities and their logarithms have a fixed sum.
-    """
-    n, k = outputs.shape
-    if n < LEAST_SEEDS or k > MOST_NUMBERS or are_probabilities(outputs) or are_probabilities(outputs.exp()):
-        return False
-    variances = outputs.double().var(0)
-    return bool(outputs.double().sum(1).var() > VARYING * variances.sum())
 
 
 def _without_argument(name: str, make: Callable[[], Oracle], text: str) -> Oracle:

@@ -44,15 +44,6 @@ def is_near_chance(n_right: int, n: int, n_classes: int) -> bool:
     return n > 0 and n_classes > 1 and bool(n_right < 1 or bdtrc(n_right - 1, n, 1 / n_classes) > 1e-3)
 
 
-def warn_of_chance(accuracy: float | None, n: int, n_classes: int) -> None:
-    """Warn if a campaign starts with a classifier that only guesses on its clean inputs."""
-    if accuracy is not None and n >= 50 and is_near_chance(round(accuracy * n), n, n_classes):
-        warn(
-            f"the model answers {accuracy:.1%} of the clean inputs correctly, no more often than by chance: the "
-            "inputs or labels are probably not what it expects; run `themis check` to find out why"
-        )
-
-
 def warn_of_changes(target: AnyTarget) -> None:
     """Warn if forward passes have changed parameters or buffers of the open target."""
     names = target.changed_tensors() if isinstance(target, Target) else []
@@ -142,33 +133,6 @@ def warn_of_unequal_ranges(name: str, inputs: Tensor, bounds: tuple[float, float
             f"{n_varying} features vary by less than a tenth of it: use table_noise, edit or edit_worst, whose unit is "
             "the range of each feature"
         )
-
-
-def warn_of_unused_outputs(outputs: Tensor, labels: Tensor | None) -> bool:
-    """Warn if a classifier with more outputs than there are labels seems not to be made for them, and say if it does.
-
-    Data with some of the classes of a model is common, so the answers decide: most of them are classes without a label,
-    or they are correct no more often than by guessing among the labels.
-    """
-    if labels is None or labels.ndim != 1 or labels.is_floating_point() or outputs.ndim != 2 or len(labels) < 20:
-        return False
-    classes, n_outputs = torch.tensor(sorted(set(labels.tolist())), device=labels.device), outputs.shape[1]
-    if len(classes) >= n_outputs:
-        return False
-    answers = outputs.argmax(1)
-    n_right, share_outside = int((answers == labels).sum()), float((~torch.isin(answers, classes)).double().mean())
-    if share_outside > 0.5:
-        finding = f"{share_outside:.0%} of its answers are classes that no label has"
-    elif len(classes) > 1 and is_near_chance(n_right, len(labels), len(classes)):
-        finding = f"{n_right / len(labels):.1%} of its answers are correct, no more than by guessing among the labels"
-    else:
-        return False
-    warn(
-        f"the model has {n_outputs} outputs, but the labels have {len(classes)} classes, {int(classes.min())} to "
-        f"{int(classes.max())}, and {finding}: check that model and labels are of the same task, and the number of "
-        "classes that the model was built with"
-    )
-    return True
 
 
 def suspect(target: AnyTarget, inputs: Tensor, labels: Tensor) -> list[Suspicion]:
