@@ -108,15 +108,13 @@ class ActivationTracer(TorchFunctionMode):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
+        self.submodules = list(module.modules())[1:]
         self.paths = {id(submodule): path for path, submodule in module.named_modules()}
         # A leaf without parameters that calls an activation function *is* an activation (nn.ReLU, a user's Swish):
         # its neurons are the values it returns, not its intermediate results.
         self.pure = {id(m) for m in module.modules() if m is not module and not [*m.children(), *m.parameters()]}
         # Torch's own activation modules return the function's result, so it can be reported at the call.
         self.plain = {id(m) for m in module.modules() if type(m).__module__ == nn.ReLU.__module__} & self.pure
-        self.callers = set(self.paths)  # modules that call activation functions; all of them until a pass was traced
-        self._hooked: tuple[Container[str], list[nn.Module]] | None = None
-        """Names of layers, and the modules that are hooked for them."""
         self._begin(_ignore, None)
 
     def _begin(self, on_activation: OnActivation, names: Container[str] | None) -> None:
@@ -125,39 +123,26 @@ class ActivationTracer(TorchFunctionMode):
         self.activated: set[int] = set()
         self.calls: dict[str, int] = {}
         self.activation_results: set[str] = set()
-        self.called: set[int] = set()
 
     def trace(self, inputs: Tensor, on_activation: OnActivation) -> Any:
         """Return `module(inputs)`; `on_activation` gets every activation and the result of every module."""
-        self.callers, self._hooked = set(self.paths), None
-        result = self._run(inputs, on_activation, None, list(self.module.modules())[1:])
-        self.callers = self.called
-        return result
+        return self._run(inputs, on_activation, None)
 
     def forward(self, inputs: Tensor, on_activation: OnActivation, names: Container[str]) -> Any:
         """Return `module(inputs)`; `on_activation` gets the named activations as they are computed.
 
         The model may overwrite a reported tensor later with an in-place operation: use it at once, or copy it.
         """
-        if self._hooked is None or self._hooked[0] is not names:
-            modules = [
-                module
-                for path, module in self.module.named_modules()
-                if path and (id(module) in self.callers or path in names)
-            ]
-            self._hooked = (names, modules)
-        return self._run(inputs, on_activation, names, self._hooked[1])
+        return self._run(inputs, on_activation, names)
 
     def run(self, inputs: Tensor) -> Any:
         return call_module(self.module, inputs)
 
-    def _run(
-        self, inputs: Tensor, on_activation: OnActivation, names: Container[str] | None, hooked: list[nn.Module]
-    ) -> Any:
+    def _run(self, inputs: Tensor, on_activation: OnActivation, names: Container[str] | None) -> Any:
         self._begin(on_activation, names)
         handles = []
         try:
-            for module in hooked:
+            for module in self.submodules:
                 handles.append(module.register_forward_pre_hook(self._enter, prepend=True))
                 handles.append(module.register_forward_hook(self._leave))
             with self:
@@ -173,7 +158,6 @@ class ActivationTracer(TorchFunctionMode):
         result = func(*args, **kwargs) if kwargs else func(*args)
         if func in ACTIVATIONS and isinstance(result, Tensor):
             caller = self.stack[-1]
-            self.called.add(caller)
             if caller in self.plain:
                 self.activated.add(len(self.stack))
                 self._report(self.paths[caller], result, is_activation=True)
