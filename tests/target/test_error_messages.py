@@ -51,7 +51,7 @@ ORDERS = {
     "pictures in colour": (
         lambda _: files.make_net(),
         torch.rand(10, 3, 9, 9),
-        "its layer 'conv' expects 1 channels first: pass grey pictures, as images:FOLDER?mode=grey reads them",
+        "its layer 'conv' expects 1 channels first: give such inputs",
     ),
     "no axis of channels": (
         lambda _: files.make_net(),
@@ -61,12 +61,12 @@ ORDERS = {
     "labels among the features": (
         lambda _: torch.nn.Sequential(torch.nn.Linear(8, 3)),
         torch.rand(10, 9),
-        "its layer '0' expects 8 features: if a column holds the labels, name it, as in csv:FILE?label=NAME",
+        "its layer '0' expects 8 features last: give such inputs",
     ),
     "a shape that no order mends": (
         lambda _: files.make_net(),
         torch.rand(10, 2, 9, 9),
-        "check that it accepts this shape, and check the preprocess option of Target",
+        "its layer 'conv' expects 1 channels first: give such inputs",
     ),
     "another shape for ONNX": (onnx_box, torch.rand(10, 1, 9, 9), "got [1, 9, 9]: pass inputs of this shape"),
     "another rank for ONNX": (onnx_box, torch.rand(10, 36), "got [36]: pass inputs of this shape"),

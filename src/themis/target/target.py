@@ -475,17 +475,10 @@ def _remedy(module: nn.Module, shape: tuple[int, ...]) -> str | None:
 
         if channels == 1 and len(shape) == 1 + len(getattr(layer, "kernel_size", ())):
             return f"its layer {path!r} expects an axis of channels, which the inputs lack: pass inputs[:, None]"
-        if features and tuple(shape[1:]) == (features + 1,):
-            return (
-                f"its layer {path!r} expects {features} features: if a column holds the labels, name it, as in "
-                "csv:FILE?label=NAME"
-            )
-        permute = permutation_that_fits(shape, fits)
+        if fits(shape):
+            return None
         expected = f"{channels} channels first" if channels else f"{features} features last"
-        if permute is None and len(shape) == 4 and {channels, shape[1]} == {1, 3}:
-            mode = "rgb" if channels == 3 else "grey"
-            permute = f"pass {mode} pictures, as images:FOLDER?mode={mode} reads them"
-        return permute and f"its layer {path!r} expects {expected}: {permute}"
+        return f"its layer {path!r} expects {expected}: {permutation_that_fits(shape, fits) or 'give such inputs'}"
     return None
 
 
