@@ -199,7 +199,7 @@ def test_wrong_arguments_are_refused():
         assert message in str(caught.value)
     with pytest.raises(UsageError, match="predict must be a function"):
         BlackBox("model.onnx")
-    with pytest.raises(UsageError, match=r"an nn.Module or an estimator with a method predict, got function: wrap a"):
+    with pytest.raises(UsageError, match=r"an nn.Module or an estimator with a method predict, got function: pass a"):
         run(predict)
 
 

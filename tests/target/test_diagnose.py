@@ -109,7 +109,7 @@ def test_a_forgotten_normalisation_is_found():
     with target.opened():
         found = suspect(target, inputs, labels)
     assert any("normalised as for ImageNet" in each.what for each in found)
-    assert any("--mean 0.485,0.456,0.406 and --std 0.229,0.224,0.225" in each.remedy for each in found)
+    assert any("--mean 0.485,0.456,0.406 --std 0.229,0.224,0.225" in each.remedy for each in found)
 
 
 @pytest.mark.parametrize(("right", "is_chance"), [(25, True), (60, False), (0, True)])

@@ -192,7 +192,7 @@ def test_models_of_tensors_refuse_names_and_estimators_other_columns():
     with pytest.raises(DataError, match=r"column 'age' must be numbers .* missing values"):
         run(torch.nn.Linear(3, 2), (numbers, labels))
     model = encoding().fit(frame, labels)
-    with pytest.raises(ModelError, match=r"fitted to, missing none, unexpected \['more'\]: drop a column"):
+    with pytest.raises(ModelError, match=r"fitted to, missing \[\], unexpected \['more'\]: drop a column"):
         run(model, (frame.assign(more=1), labels))
 
 

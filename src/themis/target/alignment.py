@@ -135,14 +135,12 @@ def _in_class_order(seeds: Seeds, classes: tuple[str, ...]) -> Seeds:
 
 def _check_numbering(of_data: tuple[str, ...], of_model: tuple[str, ...]) -> None:
     """Refuse boxes whose classes are numbered in another way than those of the model."""
-    pairs = enumerate(zip(of_data, of_model, strict=False))
-    other = next(((k, names) for k, names in pairs if names[0] != names[1]), None)
-    if other is not None:
-        k, (in_data, in_model) = other
-        raise DataError(
-            f"classes must have the same numbers in the data and in the model, but {k} is {in_data!r} in the data and "
-            f"{in_model!r} in the model: number the labels of the data as the model does"
-        )
+    for k, (in_data, in_model) in enumerate(zip(of_data, of_model, strict=False)):
+        if in_data != in_model:
+            raise DataError(
+                f"classes must have the same numbers in the data and in the model, but {k} is {in_data!r} in the data "
+                f"and {in_model!r} in the model: number the labels of the data as the model does"
+            )
 
 
 def _name(value: Any, names: tuple[str, ...] | None) -> str:

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from math import isfinite
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -233,20 +232,6 @@ def as_target(target: Any) -> AnyTarget:
         return BlackBox(target, bounds=UNBOUNDED)
     raise UsageError(
         "target must be a themis.Target, a themis.BlackBox, an nn.Module or an estimator with a method predict, got "
-        f"{type(target).__name__}: {_how_to_pass(target)}"
+        f"{type(target).__name__}: pass a loaded model before the data, or wrap a function that runs it on a batch of "
+        "inputs as themis.BlackBox(function)"
     )
-
-
-def _how_to_pass(target: Any) -> str:
-    """What to write instead of an object that is no target."""
-    if isinstance(target, str | Path):
-        if str(target).endswith(".ckpt"):
-            return "a checkpoint has no class: pass LitModel.load_from_checkpoint(path), with your LightningModule"
-        return "load the model first, or name it in the shell: themis run --model"
-    if isinstance(target, type):
-        return f"pass a model of this class, such as {target.__name__}()"
-    if isinstance(target, Mapping):
-        return "load weights into a model with load_state_dict, and pass the model"
-    if isinstance(target, tuple | list) or hasattr(target, "shape"):
-        return "the model comes first, then the data"
-    return "wrap a function that runs it on a batch of inputs as themis.BlackBox(function)"

@@ -65,17 +65,17 @@ def warn_of_normalisation(target: AnyTarget, shape: Sequence[int]) -> None:
     if not isinstance(norm, Normalize) or len(shape) < 2 or high - low < 100:
         return
     if bool(((norm.mean >= 0) & (norm.mean <= 1)).all() and (norm.std < 1).all()):
-        mean, std = norm.mean.tolist(), norm.std.tolist()
-        right = Normalize.within(target.bounds, mean, std)
-        values = " and ".join(
-            f"--{name} {','.join(f'{number:.4g}' for number in numbers.tolist())}"
-            for name, numbers in (("mean", right.mean), ("std", right.std))
-        )
+        right = Normalize.within(target.bounds, norm.mean.tolist(), norm.std.tolist())
         warn(
-            f"the normalisation must fit the bounds {low:g},{high:g}, but its mean of {max(mean):.4g} and its standard "
-            f"deviation of {max(std):.4g} are those of inputs in 0..1, and give the model values up to "
-            f"{(high - max(mean)) / max(std):.4g}: pass {values}, or divide the inputs by {high:g} and pass bounds 0,1"
+            f"the normalisation must fit the bounds {low:g},{high:g}, but {_as_options(norm)} is that of inputs in "
+            f"0..1: pass {_as_options(right)}, or divide the inputs by {high:g} and pass bounds 0,1"
         )
+
+
+def _as_options(norm: Normalize) -> str:
+    """A normalisation as the options of a command."""
+    mean, std = (",".join(f"{number:.4g}" for number in values.tolist()) for values in (norm.mean, norm.std))
+    return f"--mean {mean} --std {std}"
 
 
 def warn_of_missing_normalisation(
@@ -95,9 +95,8 @@ def warn_of_missing_normalisation(
     norm = Normalize.within(target.bounds, *statistics)
     low, high = target.bounds
     python = "themis.Normalize.of(model)" if high == 1 else f"themis.Normalize.of(model, ({low:g}, {high:g}))"
-    mean, std = (",".join(f"{number:.4g}" for number in values.tolist()) for values in (norm.mean, norm.std))
     finding = f"the configuration of {type(target.module).__name__} names a normalisation, which is not applied"
-    remedy = f"pass preprocess={python} (--mean {mean} --std {std})"
+    remedy = f"pass preprocess={python} ({_as_options(norm)})"
     if labels is None or labels.ndim != 1 or labels.is_floating_point() or outputs.ndim != 2:
         finding += ", and without labels of classes Themis cannot tell whether the model needs it"
         warn(f"{finding}: {remedy}, or preprocess=themis.Normalize(0, 1) (--mean 0 --std 1) if it does not")
@@ -178,12 +177,8 @@ def _changes(inputs: Tensor, target: AnyTarget) -> Iterator[tuple[str, str, Call
         yield "the channels are in reverse order (BGR instead of RGB)", "reverse them in the data", lambda x: x.flip(1)
     if is_rgb and getattr(target, "preprocess", None) is None:
         for name, (mean, std) in {"ImageNet": IMAGENET, "CIFAR-10": CIFAR}.items():
-            values = " ".join((",".join(map(str, mean)), "and --std", ",".join(map(str, std))))
-            yield (
-                f"the model expects inputs normalised as for {name}",
-                f"pass the normalisation: --mean {values}",
-                Normalize.within(target.bounds, mean, std),
-            )
+            norm = Normalize.within(target.bounds, mean, std)
+            yield f"the model expects inputs normalised as for {name}", f"pass {_as_options(norm)}", norm
     if inputs.ndim == 4 and inputs.shape[2] == inputs.shape[3]:
         yield "rows and columns are swapped", "transpose the images in the data", lambda x: x.transpose(2, 3)
     if inputs.ndim == 4:

@@ -82,9 +82,7 @@ class Estimator:
         """The columns of a DataFrame in the order in which the estimator was fitted to them."""
         columns, names = list(frame.columns), self.names or []
         if set(columns) != set(names):
-            missing, more = (
-                sorted(a.difference(b)) or "none" for a, b in ((set(names), columns), (set(columns), names))
-            )
+            missing, more = sorted(set(names).difference(columns)), sorted(set(columns).difference(names))
             raise ModelError(
                 f"the columns must be those that the estimator was fitted to, missing {missing}, unexpected {more}: "
                 "drop a column, or name it if it holds the labels"
@@ -95,8 +93,6 @@ class Estimator:
         """The inputs as a DataFrame, since the estimator was fitted to one and may choose columns by name."""
         import pandas  # type: ignore[import-untyped, unused-ignore]
 
-        if inputs.shape[1:] != (len(self.names or ()),):
-            raise ModelError(f"the estimator expects {len(self.names or ())} features, got {list(inputs.shape[1:])}")
         return pandas.DataFrame(inputs, columns=self.names)
 
 

@@ -87,18 +87,14 @@ def tensors_in(result: Any) -> dict[str | int, Tensor]:
 
 
 def _named(entries: dict[str | int, Tensor], output: str | int, result: Any) -> Scores:
-    keys: list[str | int] = [output, int(output)] if isinstance(output, str) and output.isdecimal() else [output]
-    if isinstance(output, int) or keys[1:]:  # an index into a result whose entries have names
-        index = int(output)
-        parts = list(result) if isinstance(result, tuple | list) else []
-        if -len(parts) <= index < len(parts) and isinstance(parts[index], Tensor):
-            return Scores(parts[index], describe_entry(index, entries))
-    for key in keys:
-        tensor = entries.get(key)
-        if tensor is None and isinstance(key, str):
-            tensor = getattr(result, key, None)
-        if isinstance(tensor, Tensor):
-            return Scores(tensor, describe_entry(key, entries))
+    is_index = isinstance(output, str) and output.isdecimal() and output not in entries
+    key = int(output) if is_index else output
+    if isinstance(key, int) and isinstance(result, tuple | list):
+        tensor = result[key] if -len(result) <= key < len(result) else None
+    else:
+        tensor = entries.get(key, getattr(result, str(key), None))
+    if isinstance(tensor, Tensor):
+        return Scores(tensor, describe_entry(key, entries))
     listed = ", ".join(map(repr, entries)) or f"a {type(result).__name__}"
     raise ModelError(f"output={output!r} must name an entry of the model's result, which has {listed}")
 
