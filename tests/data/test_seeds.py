@@ -68,13 +68,13 @@ ROWS, NUMBERS = [*torch.rand(20, 1, 4, 4, generator=torch.Generator().manual_see
 LISTS = {
     "tensors": ((ROWS, NUMBERS), r"write \(torch\.stack\(inputs\), labels\)"),
     "tensors with an array": ((ROWS, np.array(NUMBERS)), r"write \(torch\.stack\(inputs\), labels\)"),
-    "arrays": (([row.numpy() for row in ROWS], NUMBERS), r"write \(np\.stack\(inputs\), labels\)"),
+    "arrays": (([row.numpy() for row in ROWS], NUMBERS), r"write \(torch\.stack\(inputs\), labels\)"),
     "lists": (
         ([row.tolist() for row in ROWS], [*map(torch.tensor, NUMBERS)]),
-        r"write \(np\.stack\(inputs\), labels\)",
+        r"write \(torch\.stack\(inputs\), labels\)",
     ),
     "both in a list": ([ROWS, NUMBERS], r"write \(torch\.stack\(inputs\), labels\)"),
-    "arrays in a list": ([torch.stack(ROWS), torch.tensor(NUMBERS)], r"write \(inputs, labels\)"),
+    "arrays in a list": ([torch.stack(ROWS), torch.tensor(NUMBERS)], "all inputs must have the same shape"),
 }
 
 
@@ -90,6 +90,12 @@ def test_lists_of_examples_and_of_several_inputs_are_read():
     assert len(read_seeds([(ROWS[0], 0), (ROWS[1], 1)])) == len(read_seeds([torch.rand(8), torch.rand(8)])) == 2
     several = read_seeds(([torch.rand(2, 3), torch.rand(2, 4)], [0, 1]))  # as many inputs as examples
     assert (len(several), several.others.keys) == (2, (0, 1))
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array])
+def test_labels_that_are_names_become_class_numbers(kind):
+    seeds = read_seeds((INPUTS[:3], kind(["owl", "cat", "owl"])))
+    assert (seeds.labels.tolist(), seeds.classes) == ([1, 0, 1], ("cat", "owl"))
 
 
 @pytest.mark.parametrize("shape", [(20,), (20, 3), (20, 4, 4)], ids=str)
@@ -113,9 +119,9 @@ def test_inputs_with_a_gradient_or_sparse_ones_are_read_as_plain_numbers():
 
 
 def test_items_that_are_refused_have_a_remedy():
-    with pytest.raises(DataError, match="return a pair of its entries instead of 'pixels', 'kind' in a dict"):
+    with pytest.raises(DataError, match=r"got dict .*: convert what it gives"):
         read_seeds(Items({"pixels": INPUTS[0], "kind": 3}))
-    with pytest.raises(DataError, match="return the index of the class instead of its name"):
+    with pytest.raises(DataError, match=r"got \(Tensor, str\) .*: convert what it gives"):
         read_seeds(Items((INPUTS[0], "cat")))
 
 
@@ -123,7 +129,7 @@ def test_items_that_are_refused_have_a_remedy():
     "item", [{"pixels": INPUTS[0], "kind": 3}, (INPUTS[0], "cat"), ()], ids=["dict", "text", "empty"]
 )
 def test_items_that_are_not_an_input_and_a_label_are_refused(item):
-    with pytest.raises(DataError, match=r"a Dataset must give \(input tensor, class number\) or .*, got"):
+    with pytest.raises(DataError, match=r"an item of a Dataset must be \(input, label\), or .*, got"):
         read_seeds(Items(item, item))
 
 
@@ -141,9 +147,11 @@ def test_the_entries_of_a_dict_are_known_by_their_names(name):
         seeds = read_seeds(data)
         assert torch.equal(seeds.inputs, INPUTS)
         assert torch.equal(seeds.labels, LABELS)
-    several = read_seeds(Items(*({"image": INPUTS[k], "meta": INPUTS[k], name: LABELS[k]} for k in range(20))))
-    assert several.others.keys == ("image", "meta")
-    assert torch.equal(several.labels, LABELS)
+    whole = {"image": INPUTS, "meta": INPUTS, name: LABELS}
+    for data in (whole, Items(*({entry: values[k] for entry, values in whole.items()} for k in range(20)))):
+        several = read_seeds(data)
+        assert several.others.keys == ("image", "meta")
+        assert torch.equal(several.labels, LABELS)
     assert torch.equal(read_seeds({"pixel_values": INPUTS}).inputs, INPUTS)
 
 
@@ -151,7 +159,7 @@ def test_the_entries_of_a_dict_are_known_by_their_names(name):
     "wrap", [lambda data: data, lambda data: Subset(data, range(20)), lambda data: DataLoader(data)]
 )
 def test_an_item_of_three_entries_is_refused_since_it_may_have_two_inputs(wrap):
-    message = r"\(\(input, other\), label\) for a model with several inputs, got 3 entries"
+    message = r"\(\(input, other\), label\) for a model with several inputs, .* \(it has 3 entries"
     with pytest.raises(DataError, match=message):
         read_seeds(wrap(TensorDataset(INPUTS, torch.rand(20, 2), LABELS)))
 

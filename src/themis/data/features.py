@@ -304,9 +304,12 @@ def is_frame(data: Any) -> bool:
     return _library(data) in FRAME_LIBRARIES and type(data).__name__ in ("DataFrame", "LazyFrame")
 
 
-def is_series(data: Any) -> bool:
-    """Whether an object is a column of a DataFrame."""
-    return _library(data) in FRAME_LIBRARIES and type(data).__name__ in ("Series", "Index")
+def are_names(labels: Any) -> bool:
+    """Whether labels may be names: a list of them, a column of a DataFrame, or an array of text or objects."""
+    if isinstance(labels, list | tuple):
+        return len(labels) > 0 and isinstance(labels[0], str)
+    is_column = _library(labels) in FRAME_LIBRARIES and type(labels).__name__ in ("Series", "Index")
+    return is_column or (isinstance(labels, np.ndarray) and labels.dtype.kind not in "biuf")
 
 
 class CodedColumn(NamedTuple):
@@ -418,7 +421,7 @@ def find_label(names: Sequence[str], label: str | None, subject: str, remedy: st
 
 def number_labels(labels: Any) -> tuple[Numbers, list[str] | None]:
     """Labels as numbers, and the names of the classes if they are names, which are numbered in sorted order."""
-    array = np.asarray(labels)
+    array = np.asarray(labels, object if isinstance(labels, list | tuple) else None)  # else 3 may become a name
     if array.dtype.kind in "biuf":
         return array.astype(np.int64) if array.dtype.kind == "b" else array, None
     values = array.tolist()

@@ -53,24 +53,6 @@ class OtherInputs:
         return found
 
 
-def read_several(data: Any) -> tuple[dict[Key, Any], Any] | None:
-    """The inputs by name or position and the labels of data with several inputs per example; None for other data.
-
-    Such data is a dict of arrays, or a tuple of a dict or tuple of arrays and the labels.
-    """
-    inputs, labels = data if isinstance(data, tuple) and len(data) == 2 else (data, None)
-    if not isinstance(inputs, Mapping) and inputs is data:
-        return None
-    entries = entries_of(inputs)
-    for key in inputs if isinstance(inputs, Mapping) else ():
-        if str(key).lower() in LABEL_ENTRIES:
-            raise DataError(
-                f"a dict must hold the inputs of a model that takes several, got the entry {key!r}: pass the labels "
-                f"apart, as (inputs, data[{key!r}])"
-            )
-    return (entries, labels) if any(map(_is_perturbable, entries.values())) else None
-
-
 def entries_of(inputs: Any) -> dict[Key, Any]:
     """The entries of a dict or a tuple of several arrays, by name or position; none for anything else."""
     entries = dict(enumerate(inputs)) if isinstance(inputs, tuple | list) else inputs
@@ -82,7 +64,7 @@ def entries_of(inputs: Any) -> dict[Key, Any]:
 
 def separate(entries: dict[Key, Any]) -> tuple[Any, OtherInputs]:
     """The input to perturb, by default the first of floating-point numbers, and the others."""
-    perturbed = next(key for key, value in entries.items() if _is_perturbable(value))
+    perturbed = next(key for key, value in entries.items() if is_perturbable(value))
     lengths = {key: len(value) for key, value in entries.items()}
     if len(set(lengths.values())) > 1:
         raise DataError(f"all inputs must have one row per example, got {lengths}: check their first dimension")
@@ -90,7 +72,8 @@ def separate(entries: dict[Key, Any]) -> tuple[Any, OtherInputs]:
     return entries[perturbed], OtherInputs(tuple(entries), perturbed, others)
 
 
-def _is_perturbable(values: Any) -> bool:
+def is_perturbable(values: Any) -> bool:
+    """Whether an input has floating-point numbers, of which each example has several."""
     kind = values.is_floating_point() if isinstance(values, Tensor) else values.dtype.kind == "f"
     return bool(kind) and values.ndim > 1
 
@@ -139,20 +122,19 @@ class Items:
         item = self._item(k)
         refuse_text(item[:1] if isinstance(item, tuple | list) else item)
         parts = parts_of(item)
-        if len(parts) > 2 and isinstance(parts[2], int | float | np.generic | np.ndarray | Tensor):
-            raise DataError(
-                f"an item must be (input, label), or ((input, other), label) for a model with several inputs, got "
-                f"{len(parts)} entries {_describe(item)}: return one of these, or pass ((inputs, others), labels)"
-            )
         try:
+            if len(parts) > 2 and isinstance(parts[2], int | float | np.generic | np.ndarray | Tensor):
+                raise ValueError("it has 3 entries, of which the second may be an input or the label")
             inputs = torch.as_tensor(parts[0])
             if len(parts) > 1:
                 label = torch.as_tensor(parts[1])
                 self._labels[k] = label.clone() if label.ndim else label.item()
         except (TypeError, ValueError, RuntimeError, IndexError) as error:
+            names = ", ".join(type(part).__name__ for part in item) if isinstance(item, tuple | list) else None
             raise DataError(
-                f"a Dataset must give (input tensor, class number) or (input tensor, label tensor), got "
-                f"{_describe(item)} ({error}): {_remedy(item)}"
+                "an item of a Dataset must be (input, label), or ((input, other), label) for a model with several "
+                f"inputs, with tensors or numbers, got {type(item).__name__ if names is None else f'({names})'} "
+                f"({error}): convert what it gives, for instance with ToTensor()"
             ) from error
         return inputs
 
@@ -229,7 +211,7 @@ def read_several_items(dataset: Any, sample: int) -> tuple[dict[Key, Any], list[
         return None
     parts = parts_of(first)
     is_item = len(parts) == 2 or (len(parts) == 1 and isinstance(parts[0], Mapping))
-    if not (is_item and any(_is_perturbable(value[None]) for value in entries_of(parts[0]).values())):
+    if not (is_item and any(is_perturbable(value[None]) for value in entries_of(parts[0]).values())):
         return None
     items = [parts_of(dataset[k]) for k in range(len(dataset))]
     return _stack_items([item[0] for item in items]), [item[1] for item in items] if len(items[0]) > 1 else None
@@ -251,20 +233,6 @@ def label_tensor(labels: Tensor) -> Tensor:
     """Whole numbers as int64, others as float32; a column `[seeds, 1]` as `[seeds]`."""
     labels = labels.squeeze(1) if labels.ndim == 2 and labels.shape[1] == 1 else labels
     return labels.float() if labels.is_floating_point() else labels.long()
-
-
-def _remedy(item: Any) -> str:
-    if isinstance(item, Mapping):
-        return f"return a pair of its entries instead of {', '.join(map(repr, item))} in a dict"
-    if isinstance(item, tuple | list) and len(item) > 1 and isinstance(item[1], str):
-        return "return the index of the class instead of its name"
-    return "convert them in the data set, for instance with ToTensor()"
-
-
-def _describe(item: Any) -> str:
-    if isinstance(item, tuple | list):
-        return f"({', '.join(type(part).__name__ for part in item)})"
-    return type(item).__name__
 
 
 NO_CLASS = -1.0

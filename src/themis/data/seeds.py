@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from themis.compute.rng import mix
-from themis.data.features import Coding, Features, is_frame, is_series, number_labels, read_features, read_frame
+from themis.data.features import Coding, Features, are_names, is_frame, number_labels, read_features, read_frame
 from themis.data.files import Numbers, check_memory
 from themis.data.items import (
     Items,
@@ -24,9 +24,10 @@ from themis.data.items import (
     check_repeats,
     classes_of,
     dataset_of,
+    entries_of,
+    is_perturbable,
     label_tensor,
     parts_of,
-    read_several,
     read_several_items,
     refuse_text,
     separate,
@@ -150,9 +151,11 @@ class Seeds:
         return self._with(features=InferredFeatures(self.inputs, tuple(names)))
 
     def with_classes(self, classes: Sequence[str] | None) -> Seeds:
-        """The same seeds with names for the classes."""
-        names = None if classes is None else tuple(classes)
-        if names is not None and (isinstance(classes, str) or not all(isinstance(name, str) for name in names)):
+        """The same seeds with names for the classes, if any are given."""
+        if classes is None:
+            return self
+        names = tuple(classes)
+        if isinstance(classes, str) or not all(isinstance(name, str) for name in names):
             raise UsageError(f"classes must be names in the order of their numbers, got {classes!r}: give a list")
         return self._with(classes=names or None)
 
@@ -182,8 +185,9 @@ class InferredFeatures:
 def read_seeds(data: Any, max_seeds: int | None = None) -> Seeds:
     """Seeds from `(inputs, labels)`, a tensor of inputs, a map-style Dataset or a DataLoader over one, or a DataFrame.
 
-    Inputs may be a dict or a tuple of arrays, for several inputs per example. A DataFrame has a label column, or is
-    paired with the labels or with the name of that column.
+    Inputs may be a dict or a tuple of arrays, for several inputs per example; an entry of a dict may be the labels. A
+    DataFrame has a label column, or is paired with the labels or with the name of that column. Labels that are names
+    become class numbers, in the order of the names.
     `max_seeds` takes a random sample, since files are often sorted by class; it is always the same for the same data.
     Small data is held in memory, larger data is read when it is needed.
     """
@@ -197,27 +201,22 @@ def read_seeds(data: Any, max_seeds: int | None = None) -> Seeds:
             f"data must be (inputs, labels), a tensor, a Dataset or a DataLoader over one, got the text {data!r}: load "
             "it first, or name it in the shell: themis run --data"
         )
-    frame, labels = data if isinstance(data, tuple) and len(data) == 2 else (data, None)
-    if is_frame(frame):
-        return read_seeds(_from_frame(frame, labels), max_seeds)
+    is_pair = isinstance(data, tuple) and len(data) == 2
+    inputs, labels = data if is_pair else (data, None)
+    if is_frame(inputs):
+        return read_seeds(_from_frame(inputs, labels), max_seeds)
     _refuse_lists(data)
     refuse_text(data)
-    if isinstance(frame, Mapping) and len(frame) == 1:  # one named input
-        data = parts_of((frame, labels)) if isinstance(data, tuple) else parts_of(frame)[0]
-    several = read_several(data)
-    if several is not None:
-        return read_seeds(_from_several(*several), max_seeds)
-    inputs: Any
-    dataset = dataset_of(data)
+    if isinstance(inputs, Mapping):
+        (inputs, labels), is_pair = (*parts_of(data), None)[:2], True
+    entries = entries_of(inputs) if is_pair else {}
+    if any(map(is_perturbable, entries.values())):
+        return read_seeds(_from_several(entries, labels), max_seeds)
     if type(dataset) is TensorDataset and len(dataset.tensors) <= 2:  # already in memory
         inputs, labels = (*dataset.tensors, None)[:2]
-    elif isinstance(data, Tensor | np.ndarray):
-        inputs, labels = data, None
-    elif isinstance(data, tuple) and len(data) == 2 and hasattr(data[0], "shape"):
-        inputs = data[0]
-    else:
+    elif not (isinstance(inputs, Tensor | np.ndarray) or (is_pair and hasattr(inputs, "shape"))):
         return _from_dataset(dataset, data, max_seeds).in_memory()
-    return read_seeds((from_named if is_series(labels) else from_arrays)(inputs, labels), max_seeds)
+    return read_seeds(from_arrays(inputs, labels), max_seeds)
 
 
 def _from_maite(dataset: Any) -> Seeds:
@@ -239,13 +238,7 @@ def _from_frame(frame: Any, labels: Any) -> Seeds:
         labels = own_labels
     elif own_labels is not None:
         raise DataError("labels must be given once, but the DataFrame has a label column too: drop the column")
-    return from_named(values, labels).with_features(features)
-
-
-def from_named(inputs: Any, labels: Any) -> Seeds:
-    """Seeds from arrays; labels that are names become class numbers, in the order of the names."""
-    numbers, classes = (None, None) if labels is None else number_labels(labels)
-    return from_arrays(inputs, numbers).with_classes(classes)
+    return from_arrays(values, labels).with_features(features)
 
 
 def from_arrays(inputs: Any, labels: Any = None, *, divisor: float = 1.0) -> Seeds:
@@ -305,25 +298,16 @@ def list_seeds(seeds: Seeds, is_listed: NDArray[np.bool_]) -> str:
 
 
 def _refuse_lists(data: Any) -> None:
-    """Refuse inputs and labels in lists with one entry per example: a list of arrays is read as several inputs."""
-    if not (isinstance(data, tuple | list) and len(data) == 2):
+    """Refuse inputs in a list with an entry per example, beside labels: a list of arrays is read as several inputs."""
+    if not (isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], tuple | list) and data[0]):
         return
     inputs, labels = data
-    is_list, is_array = isinstance(inputs, tuple | list), isinstance(inputs, Tensor | np.ndarray) and inputs.ndim > 1
-    n = len(inputs) if is_list or is_array else 0
-    if isinstance(labels, tuple | list):
-        has_labels = len(labels) == n and not any(map(np.ndim, labels))
-    else:
-        has_labels = isinstance(labels, Tensor | np.ndarray) and labels.shape == (n,)
-    if n == 0 or not has_labels:
-        return
-    if is_array and isinstance(data, list):
-        raise DataError("data must be a tuple (inputs, labels), got a list of the two: write (inputs, labels)")
-    if is_list and np.ndim(inputs[0]) and getattr(inputs[0], "shape", ())[:1] != (n,):
-        stack = "torch.stack" if isinstance(inputs[0], Tensor) else "np.stack"
+    n, shape = len(inputs), getattr(inputs[0], "shape", np.shape(inputs[0]))
+    has_labels = isinstance(labels, tuple | list) or getattr(labels, "shape", ()) == (n,)
+    if has_labels and len(labels) == n and not any(map(np.ndim, labels)) and shape and shape[:1] != (n,):
         raise DataError(
             f"inputs must be one array with a row per example, got a {type(inputs).__name__} with an entry per "
-            f"example: write ({stack}(inputs), labels)"
+            "example: write (torch.stack(inputs), labels)"
         )
 
 
@@ -374,25 +358,22 @@ def _from_dataset(dataset: Any, data: Any, max_seeds: int | None) -> Seeds:
 
 
 def _checked(inputs: Tensor | Rows, labels: Any, seed_id: Tensor) -> Seeds:
+    classes = None
     if len(inputs.shape) < 2 or 0 in inputs.shape:
         raise DataError(
             f"the data must hold at least one seed and have the shape [seeds, ...], got shape {list(inputs.shape)}: "
             "check the path and the split"
         )
     if labels is not None and not callable(labels):
-        has_rows = isinstance(labels, list | tuple) or (isinstance(labels, np.ndarray) and labels.ndim > 0)
-        if has_rows and len(labels) and isinstance(labels[0], str):
-            raise DataError(
-                f"labels must be numbers, got text such as {str(labels[0])!r}: give each seed the index of its class, "
-                "and name the classes with classes=[...] or --classes"
-            )
+        if are_names(labels):
+            labels, classes = number_labels(labels)
         labels = label_tensor(_tensor(labels, "labels"))
         if labels.ndim == 0 or len(labels) != len(inputs) or not labels.numel():
             raise DataError(f"labels must be one per seed: {len(inputs)} inputs, got shape {list(labels.shape)}")
     if isinstance(inputs, Tensor) and not all(bool(extreme.isfinite()) for extreme in inputs.aminmax()):
         bad = int((~inputs.flatten(1).isfinite().all(1)).nonzero()[0])
         raise DataError(f"inputs must be finite, but seed {int(seed_id[bad])} has a NaN or an infinity: fix or drop it")
-    return Seeds(inputs, labels, seed_id.long())
+    return Seeds(inputs, labels, seed_id.long()).with_classes(classes)
 
 
 def class_numbers(labels: Tensor | None, n: int) -> NDArray[np.int64]:

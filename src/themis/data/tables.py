@@ -19,8 +19,8 @@ import numpy as np
 from themis.data.features import find_label, read_frame
 from themis.data.files import Numbers, check_disk, check_memory, data_errors, existing_file
 from themis.data.rows import held_bytes
-from themis.data.seeds import Seeds, from_named
-from themis.errors import NO_TEXT, DataError, UsageError, nearest, needs_extra
+from themis.data.seeds import Seeds, from_arrays
+from themis.errors import DataError, UsageError, nearest, needs_extra
 from themis.progress import advance
 
 SEPARATORS = (",", ";", "\t")
@@ -28,8 +28,6 @@ CELLS_AT_ONCE = 1 << 20
 """Cells that are read at a time."""
 MAX_LINE = 1 << 24
 """Characters per line at most: even a table of a million columns has shorter lines."""
-MAX_WORDS = 5
-"""Words of a name; text has more."""
 
 
 class NotNumbersError(DataError):
@@ -108,14 +106,9 @@ def _coded_seeds(frame: Any, columns: Columns) -> Seeds:
                 f"{path}, row {row}: column {name!r} must be a finite number, as in most rows, got {odd[0][:40]!r}: "
                 f"fix or drop the row, or drop the column with ?drop={name}"
             )
-        if odd and max(len(text.split()) for text in odd) > MAX_WORDS:
-            raise DataError(
-                f"{path}: column {name!r} must be a number or a name, got {odd[0][:40]!r}: {NO_TEXT}, or drop "
-                f"the column with ?drop={name}"
-            )
     with data_errors(path, "a table"):
         values, _, features = read_frame(frame, "")
-    return from_named(values, labels).with_features(features)
+    return from_arrays(values, labels).with_features(features)
 
 
 class Columns:
@@ -167,7 +160,7 @@ def _seeds(columns: Columns, blocks: Iterator[Block], n_rows: int = 0) -> Seeds:
         if n == 0:
             raise DataError(f"{columns.path} must hold at least one row below the column names, got none: check it")
         values = np.concatenate(parts) if file is None else np.memmap(file, np.float32, "r", 0, (n, width))
-    seeds = from_named(values, None if columns.label is None else _read_labels(labels, columns))
+    seeds = from_arrays(values, None if columns.label is None else _read_labels(labels, columns))
     return seeds.with_feature_names([columns.names[k] for k in columns.features])
 
 
@@ -240,18 +233,11 @@ def _numbers(cells: list[str], columns: Columns, line: int) -> list[float]:
 
 def _not_a_number(columns: Columns, line: int, column: int, text: str) -> DataError:
     name = columns.names[column]
-    if len(text.split()) > 2:
-        remedy = NO_TEXT
-    elif _is_number(text) or not any(map(str.isalpha, text)):
-        remedy = "fix or drop the row"
-    else:
-        is_label = f"write ?label={name} if it is the label, " if columns.label is None else ""
-        remedy = f"{is_label}encode the column as numbers"
     got = f"got {text[:40]!r}" if text else "but the cell is empty"
     is_name = text.isprintable() and not text.replace("_", "").isdecimal() and (text == "nan" or not _is_number(text))
     return (NotNumbersError if is_name else DataError)(
-        f"{columns.path}, line {line}: column {name!r} must be a finite number, {got}: "
-        f"{remedy}, or drop the column with ?drop={name}"
+        f"{columns.path}, line {line}: column {name!r} must be a finite number, {got}: fix the row, encode the "
+        f"column as numbers, write ?label={name} if it is the label, or drop it with ?drop={name}"
     )
 
 
