@@ -139,7 +139,7 @@ WITHOUT_PANDAS = {
     ),
     "a name": (
         "csv:t.csv",
-        "line 2: column 'b' must be a finite number, got 'red': fix the row, encode the column as numbers, write ?label=b if",
+        "line 2: column 'b' must be a finite number, got 'red': fix the row, encode the column as numbers",
         write("t.csv", "a,b\n1,red\n"),
     ),
     "a null in Parquet": (
