@@ -11,7 +11,6 @@ import torch
 import themis
 from themis import BlackBox, ModelError, UsageError
 from themis.target import requests
-from themis.target.requests import RequestCounts
 
 WEIGHTS = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 DATA = torch.rand(20, 8, generator=torch.Generator().manual_seed(0))
@@ -78,7 +77,7 @@ def test_a_call_that_fails_is_repeated_and_the_waits_grow(monkeypatch):
     box = BlackBox(Counting(n_failures=3), retries=3)
     box.forward(DATA)
     assert [wait for wait in waits if wait] == [0.5, 1.0, 2.0]
-    assert box.requests.sent == RequestCounts(inputs=80, calls=4, repeated=3)
+    assert box.requests.sent == {"inputs": 80, "calls": 4, "repeated": 3}
     with pytest.raises(ModelError, match="the model raised ConnectionError on inputs"):
         BlackBox(Counting(n_failures=3), retries=2).forward(DATA)
 

@@ -6,7 +6,7 @@ Below the loop is what each round decides: how large it is and when to stop, wha
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from math import inf, log2
 
@@ -306,7 +306,7 @@ def conclude(setup: Setup, state: State, start: Start, faults: Faults, reason: s
             of_criterion={} if state.criterion is None else state.criterion.report(),
             seconds=Seconds(**state.clock.phases, total=0.0),
             environment=setup.environment,
-            requests=None if setup.calculator.sent is None else asdict(setup.calculator.sent),
+            requests=setup.calculator.sent,
             posterior_means=rescale(total, setup.scale).mean.cpu().numpy(),
         )
     setup.measurer.end()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,6 @@ from themis.progress import step
 from themis.settings import Settings, least_similarity
 from themis.target.activations import OUTPUT, Layer, flatten
 from themis.target.blackbox import BlackBox
-from themis.target.requests import RequestCounts
 from themis.target.target import AnyTarget
 
 TRACING_PASSES = 5
@@ -133,10 +133,10 @@ class Calculator:
         size = limits.chunk or chunk_size(self.n_neurons, self.device, limits.batch_size)
         self.memory = ChunkBuffers(layers, size, self.dtype, self.device)
         self.has_gradient = target.has_gradient
-        self._sent_before = RequestCounts()
+        self._sent_before: Counter[str] = Counter()
         if isinstance(target, BlackBox):
             target.requests.campaign_batch = limits.batch_size
-            self._sent_before = target.requests.sent
+            self._sent_before = target.requests.sent.copy()
         nothing = torch.empty(0)
         self.clean = Clean(oracle, nothing, nothing, None, CleanActivations(layers, 0, 0, self.dtype, self.device))
         self.observer: Observer | None = None
@@ -154,7 +154,7 @@ class Calculator:
     ) -> Calculator:
         """A calculator for the layers that tracing the target with the first seed finds."""
         inputs = _checked(seeds, target)
-        before = target.requests.sent if isinstance(target, BlackBox) else RequestCounts()
+        before = target.requests.sent.copy() if isinstance(target, BlackBox) else Counter[str]()
         place_others(target, seeds, torch.zeros(1, dtype=torch.int64))
         with step("running the model on the first inputs"):
             layers = target.find_layers(seeds.inputs[0].to(target.device))
@@ -174,7 +174,7 @@ class Calculator:
         other.memory = ChunkBuffers(self.layers, self.chunk, self.dtype, self.device)
         other.has_gradient = self.target.has_gradient
         if isinstance(self.target, BlackBox):
-            other._sent_before = self.target.requests.sent
+            other._sent_before = self.target.requests.sent.copy()
         other.graphs = other._no_graphs(self.graphs.wide_chunk)
         if not self.clean.oracle.is_spatial:  # else verdicts depend on how the perturbation has moved the pictures
             other.graphs.shared = self._shared_graphs
@@ -190,11 +190,11 @@ class Calculator:
         return self.memory.chunk
 
     @property
-    def sent(self) -> RequestCounts | None:
+    def sent(self) -> dict[str, int] | None:
         """What a black box was sent by this calculator, and to find its layers; None for other targets."""
         if not isinstance(self.target, BlackBox) or self.target.keeps_padding:
             return None
-        return self.target.requests.sent.since(self._sent_before)
+        return {name: n - self._sent_before[name] for name, n in self.target.requests.sent.items()}
 
     def accumulator(self) -> Accumulator:
         """An empty accumulator of the right size, on the right device."""

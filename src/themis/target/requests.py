@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
 from threading import Lock
 from typing import Any
 
@@ -34,23 +34,6 @@ def _join(parts: Sequence[Answers]) -> Answers:
     return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-@dataclass(frozen=True)
-class RequestCounts:
-    """What a black box was sent."""
-
-    inputs: int = 0
-    calls: int = 0
-    repeated: int = 0
-    """Calls that were made again after an error."""
-
-    def since(self, before: RequestCounts) -> RequestCounts:
-        """The difference from an earlier count."""
-        return RequestCounts(*(getattr(self, field.name) - getattr(before, field.name) for field in fields(self)))
-
-    def __add__(self, more: RequestCounts) -> RequestCounts:
-        return RequestCounts(*(getattr(self, field.name) + getattr(more, field.name) for field in fields(self)))
-
-
 class Requests:
     """Calls `answer(batch, needs_activations)` with batches of inputs, and counts what it was sent."""
 
@@ -66,7 +49,8 @@ class Requests:
         self.answer, self.batch_size, self.workers, self.retries = answer, batch_size, workers, retries
         self.campaign_batch: int | None = None
         """The batch size that a campaign requested; the smaller of the two counts."""
-        self.sent = RequestCounts()
+        self.sent = Counter(inputs=0, calls=0, repeated=0)
+        """Inputs that were sent, and calls, of which some were repeated after an error."""
         self._lock = Lock()
         self._seconds_per_call = 0.0 if rate is None else 1 / rate
         self._next_call = 0.0
@@ -88,7 +72,7 @@ class Requests:
                 now = time.monotonic()
                 turn = max(now, self._next_call)
                 self._next_call = turn + self._seconds_per_call
-                self.sent += RequestCounts(inputs=len(batch[None]), calls=1, repeated=int(attempt > 0))
+                self.sent.update(inputs=len(batch[None]), calls=1, repeated=int(attempt > 0))
             time.sleep(turn - now)
             try:
                 own = {key: values.copy() for key, values in batch.items()}  # the function may overwrite what it gets
