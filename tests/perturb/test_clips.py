@@ -105,9 +105,9 @@ def test_what_cannot_change_over_time_is_refused(spec):
 @pytest.mark.parametrize(
     ("name", "shape", "text"),
     [
-        ("over_time(rotate)", (3, 16, 16), "needs clips .*got inputs \\[3, 16, 16\\]: .*leave over_time out"),
-        ("rotate", (3, 16, 112, 112), "with the channels before the frames: permute them, .*clips.transpose\\(1, 2\\)"),
-        ("rotate", (16, 112, 112, 3), "with the channels last: permute them$"),
+        ("over_time(rotate)", (3, 16, 16), "needs clips .*got inputs \\[3, 16, 16\\]: reshape them"),
+        ("rotate", (3, 16, 112, 112), "needs clips .* in another place: permute them, and .* preprocess=function"),
+        ("rotate", (16, 112, 112, 3), "needs clips .* in another place: permute them, and .* --channels last"),
         ("hue", (16, 1, 112, 112), "needs pictures with 3 channels, got 1"),
         ("rotate", (2, 16, 3, 16, 16), "needs pictures .*: reshape them"),
     ],

@@ -185,8 +185,8 @@ def test_invalid_specifications_are_rejected(words, text):
 @pytest.mark.parametrize(
     ("name", "shape", "text"),
     [
-        ("rain", (215,), "'rain' needs pictures .* got inputs .215.: for a table, use 'edit'"),
-        ("rain", (32, 32, 3), "channels last: permute them"),
+        ("rain", (215,), "'rain' needs pictures .* got inputs .215.: reshape them, or choose another"),
+        ("rain", (32, 32, 3), "channels in another place: permute them"),
         ("rain", (3, 3, 4, 32, 32), "reshape them"),
         ("hue", (1, 32, 32), "needs pictures with 3 channels, got 1"),
         ("edit", (3, 32, 32), "needs rows of a table"),

@@ -99,10 +99,9 @@ def test_drift_is_slow_and_as_large_as_it_says():
 @pytest.mark.parametrize(
     ("name", "shape", "remedy"),
     [
-        ("drift", (100,), r"needs signals \[channels, samples\], got inputs \[100\]: reshape them to \[1, samples\]"),
+        ("drift", (100,), r"needs signals \[channels, samples\], got inputs \[100\]: reshape them"),
         ("drift", (3, 8, 8), "choose another, see themis perturbations"),
-        ("drift", (100, 2), "with the channels last: transpose them"),
-        ("rotate", (1, 100), "choose one of themis perturbations --family signal"),
+        ("drift", (100, 2), "with the channels in another place: permute them"),
         ("edit", (1, 100), "or choose another, see themis perturbations"),
     ],
 )

@@ -66,7 +66,7 @@ def test_rows_that_are_read_when_needed_are_turned_around():
 
 
 def test_the_remedy_names_the_option():
-    with pytest.raises(UsageError, match=r"permute them, or pass --channels last \(channels='last'\) if the model"):
+    with pytest.raises(UsageError, match=r"permute them, and .* pass --channels last \(channels='last'\)"):
         run(Net(True), LAST)
     with pytest.raises(UsageError, match="channels must be 'auto', 'first' or 'last', got 'end'"):
         Target(Net(True), channels="end")

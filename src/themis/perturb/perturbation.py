@@ -30,13 +30,6 @@ INPUT_FORMS = {
     "signal": (2, "signals [channels, samples]"),
 }
 """The number of dimensions of an input, and what it is, by `Perturbation.inputs`."""
-SHAPE_REMEDIES = {
-    ("picture", 1): "for a table, use 'edit' or 'edit_worst'",
-    ("picture", 2): "for signals [channels, samples], choose one of themis perturbations --family signal",
-    ("clip", 3): "for inputs without frames, leave over_time out",
-    ("signal", 1): "reshape them to [1, samples]",
-}
-"""What to do with inputs of another number of dimensions."""
 OWN_MODULE = re.compile(r"\bthemis\.(?:[a-z_]+\.)*")
 Apply = Callable[[Tensor, Tensor, Rng, Context], Tensor]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -258,20 +251,18 @@ def check_fits(perturbation: Perturbation, shape: tuple[int, ...]) -> None:
     n, form = INPUT_FORMS[kind]
     is_clip = len(shape) == 4 and kind in ("picture", "clip")
     if len(shape) != n and not is_clip:
-        remedy = SHAPE_REMEDIES.get((kind, len(shape)), "reshape them, or choose another, see themis perturbations")
-        raise UsageError(f"{perturbation.name!r} needs {form}, got inputs {got}: {remedy}")
+        raise UsageError(
+            f"{perturbation.name!r} needs {form}, got inputs {got}: reshape them, or choose another, see themis "
+            "perturbations"
+        )
     if kind == "table":
         return
     channels = shape[1] if is_clip else shape[0]
-    if channels > 4 and shape[-1] <= 4:
-        remedy = "transpose them" if kind == "signal" else "permute them"
-        if not is_clip and kind != "signal":
-            remedy += ", or pass --channels last (channels='last') if the model expects them so"
-        raise UsageError(f"{perturbation.name!r} needs {form}, got {got} with the channels last: {remedy}")
-    if is_clip and channels > 4:
+    if channels > 4 and (is_clip or shape[-1] <= 4):
         raise UsageError(
-            f"{perturbation.name!r} needs {INPUT_FORMS['clip'][1]}, got {got} with the channels before the frames: "
-            "permute them, and permute them back for the model with preprocess=lambda clips: clips.transpose(1, 2)"
+            f"{perturbation.name!r} needs {INPUT_FORMS['clip'][1] if is_clip else form}, got {got} with the channels "
+            "in another place: permute them, and if the model expects them so, pass --channels last (channels='last') or "
+            "permute them back with preprocess=function"
         )
     if perturbation.channels not in (None, channels):
         raise UsageError(
