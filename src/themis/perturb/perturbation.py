@@ -261,8 +261,8 @@ def check_fits(perturbation: Perturbation, shape: tuple[int, ...]) -> None:
     if channels > 4 and (is_clip or shape[-1] <= 4):
         raise UsageError(
             f"{perturbation.name!r} needs {INPUT_FORMS['clip'][1] if is_clip else form}, got {got} with the channels "
-            "in another place: permute them, and if the model expects them so, pass --channels last (channels='last') or "
-            "permute them back with preprocess=function"
+            "in another place: permute them, and if the model expects them so, pass --channels last (channels='last'), "
+            "or permute them back with preprocess=function"
         )
     if perturbation.channels not in (None, channels):
         raise UsageError(
