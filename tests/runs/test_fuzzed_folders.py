@@ -134,6 +134,10 @@ def mutate_schema(folder, rng):
         "endless faults": f"ALTER TABLE faults RENAME TO old; CREATE VIEW faults AS {endless} SELECT * FROM old, n",
         "endless record": f"ALTER TABLE run RENAME TO old; CREATE VIEW run AS {endless} SELECT name, value FROM old, n",
         "endless rounds": f"ALTER TABLE rounds RENAME TO old; CREATE VIEW rounds AS {endless} SELECT * FROM old, n",
+        "endless search": (
+            f"ALTER TABLE rounds RENAME TO o; DELETE FROM o; "
+            f"CREATE VIEW rounds AS {endless} SELECT o.* FROM n, o WHERE i < 0"
+        ),
         "endless checkpoint": f"DROP TABLE checkpoint; CREATE VIEW checkpoint AS {endless} SELECT i AS tests FROM n",
         "another view": "DROP VIEW distinct_faults; CREATE VIEW distinct_faults AS SELECT * FROM rounds",
         "a trigger": "CREATE TRIGGER t AFTER INSERT ON run BEGIN DELETE FROM faults; END",

@@ -59,6 +59,11 @@ SCHEMAS = {
         f"DROP VIEW distinct_faults; DROP TABLE faults; CREATE VIEW faults AS {ENDLESS} SELECT * FROM n",
         "must have the tables of a run of Themis, but its ",
     ),
+    "endless search for a round": (
+        "ALTER TABLE rounds RENAME TO o; DELETE FROM o; "
+        f"CREATE VIEW rounds AS {ENDLESS} SELECT o.* FROM n, o WHERE i < 0",
+        "must have the tables of a run of Themis, but its ",
+    ),
     "endless view": (
         f"DROP VIEW distinct_faults; CREATE VIEW distinct_faults AS {ENDLESS} SELECT * FROM n",
         "but its view 'distinct_faults' was changed",
@@ -66,6 +71,10 @@ SCHEMAS = {
     "trigger": (
         "CREATE TRIGGER later AFTER INSERT ON faults BEGIN DELETE FROM faults; END",
         "but its trigger 'later' was added",
+    ),
+    "another theta": (
+        "ALTER TABLE faults RENAME COLUMN theta_sigma TO theta_other",
+        "its faults have another theta",
     ),
     "column": ("ALTER TABLE rounds ADD COLUMN more TEXT", "but its table 'rounds' was changed"),
     "index": ("DROP INDEX faults_by_outcome", "but its index 'faults_by_outcome' is missing"),

@@ -97,14 +97,14 @@ class Reader:
             finalize(self, _close, self._database)  # it may be left open by whoever holds the reader
             try:
                 schema.check(self._database, self.path)
-                schema.check_tables(self._database, self.path)
+                self.theta = schema.check_tables(self._database, self.path)
                 has_tests = self._execute(ANY_TEST).fetchone()[0]  # asked before the record, to which a campaign adds
                 rows = self._execute("SELECT name, value FROM run").fetchall()
                 self.record = schema.parse_record(rows, self.path / DATABASE)
                 if has_tests and "start" not in self.record:
                     raise StoreError(f"{self.path / DATABASE} is damaged: it has tests, but no start; {REMEDY}")
-                self.theta: tuple[str, ...] = tuple(theta["name"] for theta in self.record["theta"])
-                schema.check_tables(self._database, self.path, self.theta)
+                if self.theta != tuple(theta["name"] for theta in self.record["theta"]):
+                    raise StoreError(f"{self.path / DATABASE} is damaged: its faults have another theta; {REMEDY}")
             except BaseException:
                 self._database.close()
                 raise

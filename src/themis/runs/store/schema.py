@@ -7,7 +7,7 @@ by someone else: a `StoreError` names the file, the value and the remedy.
 import json
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -35,6 +35,7 @@ from themis.runs.fault import COLUMNS, MAX_CHUNK, MAX_REAL, MAX_TESTS, PLAIN_COL
 from themis.settings import VERDICTS, Settings
 
 DATABASE = "run.sqlite"
+REMEDY = "restore the run folder from a copy"
 PARTS_FILE = "parts.safetensors"
 """File with the part of each seed, if the seeds were split."""
 SCHEMA = 4
@@ -44,6 +45,8 @@ SIGNATURE_UNITS = 10_000
 APPLICATION = 0x7E315
 """SQLite's application_id: distinguishes a run from any other database."""
 
+THETA = "theta_"
+"""What the columns of the dimensions of theta begin with."""
 TENSORS_COLUMN = Column("tensors", "str", True, "file in tensors/ with its input and output; none if not kept")
 """The last column of a fault in the database."""
 
@@ -115,24 +118,27 @@ def check(database: sqlite3.Connection, path: Path) -> None:
         raise StoreError(f"{path} must have schema {SCHEMA}, but it has {version}: {age} Themis wrote it; {remedy}")
 
 
-def check_tables(database: sqlite3.Connection, path: Path, theta: Iterable[str] | None = None) -> None:
-    """Refuse a database whose tables, indices, views and triggers are not exactly those of a run; comments may differ.
+def check_tables(database: sqlite3.Connection, path: Path) -> tuple[str, ...]:
+    """The names of the dimensions of theta, of a database whose schema is exactly that of a run; comments may differ.
 
-    A view in place of a table could run an endless query, and a trigger could change what a resumed campaign writes.
-    theta: the names of the dimensions; without them, only the table `run` is checked, which has them.
+    It is to be called before any row is read: a view in place of a table could run an endless query, and a trigger
+    could change what a resumed campaign writes.
     """
+    columns = [name for _, name, *_ in database.execute("PRAGMA table_info(faults)")]
+    theta = tuple(name.removeprefix(THETA) for name in columns if name.startswith(THETA))
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as ours:
-        create(ours, [(name, "") for name in theta or ()])
+        create(ours, [(name, "") for name in theta])
         expected = _statements(ours)
     actual = _statements(database)
-    for key in [("table", "run")] if theta is None else sorted(expected.keys() | actual.keys()):
-        kind, name = key
-        if expected.get(key) != actual.get(key):
-            problem = "is missing" if key not in actual else "was added" if key not in expected else "was changed"
+    for kind, name in expected | actual:
+        statements = expected.get((kind, name)), actual.get((kind, name))
+        if statements[0] != statements[1]:
+            problem = "was added" if statements[0] is None else "is missing" if statements[1] is None else "was changed"
             raise StoreError(
                 f"{path / DATABASE} must have the tables of a run of Themis, but its {kind} {name[:60]!r} {problem}: "
-                "restore the run folder from a copy"
+                f"{REMEDY}"
             )
+    return theta
 
 
 def _statements(database: sqlite3.Connection) -> dict[tuple[str, str], str]:
@@ -158,7 +164,7 @@ def read_signature(text: str) -> list[float]:
 
 def theta_column(name: str) -> str:
     """The quoted column name of a dimension of theta."""
-    return quoted(f"theta_{name}")
+    return quoted(THETA + name)
 
 
 def quoted(name: str) -> str:
@@ -166,7 +172,6 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-REMEDY = "restore the run folder from a copy"
 MAX_JSON = 16 << 20
 """Bytes of a JSON file in a run folder."""
 STATE_FILE = r"\d{9,}-\d{6,}-[0-9a-f]{8}\.safetensors"
