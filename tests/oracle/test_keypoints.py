@@ -157,4 +157,4 @@ def test_a_campaign_on_points_replays_and_draws_them(tmp_path):
     drawn, stored = pictures_of(found[0].shown()), pictures_of(kept.shown())
     assert all(map(np.array_equal, drawn, stored))
     assert set(read_view(tmp_path / "run").outcomes.values()) <= {"a off", "b off", "c off"}
-    draw_faults(run, tmp_path / "faults.png", n=2, classes="abc")
+    draw_faults(run, tmp_path / "faults.png", n=2)

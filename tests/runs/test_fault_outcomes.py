@@ -33,6 +33,4 @@ def test_classes_and_points_without_names_have_numbers():
 
 def test_a_change_says_how_an_input_was_answered():
     assert describe_change(1, 7) == "1 answered as 7"
-    assert describe_change(None, 7, "7 (91%)") == "answered as 7 (91%)"
-    assert describe_change(None, -1) == "no finite output"
-    assert describe_change(1, -1, "not finite") == "1 without a finite output"
+    assert describe_change(None, "7 (91%)") == describe_change("as expected", "7 (91%)") == "answered as 7 (91%)"

@@ -265,5 +265,5 @@ def _draw(run: Reader, selection: Selection, path: Path, replaces: bool) -> str:
     best = ": the most telling" if selection.sort == "telling" and not selection.is_reversed else ""
     title = f"{len(pictures)} of {n_matching:,} faults ({run.record['perturbation']}){best}"
     with fresh_file(path, replaces=replaces) as part, part.open("wb") as file:
-        draw_pairs(pictures, file, title, start.get("classes"))
+        draw_pairs(pictures, file, title)
     return f"Drew {len(pictures)} of {n_matching:,} faults in {path}"

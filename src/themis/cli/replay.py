@@ -7,7 +7,6 @@ themis replay runs/first 1204 1377 --weights retrained.pt --out replayed.png
 
 import math
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +55,9 @@ def execute(arguments: CommandLine) -> int:
 
 
 def _describe(fault: Fault, replay: Replay, is_attack: bool) -> str:
-    from themis.runs.display.fault import describe_test, describe_theta
+    from themis.runs.display.fault import answered, answers, describe_theta
 
-    recorded, now = (describe_test(fault, test) for test in (fault, replay))
-    clean = fault.clean_answer if fault.clean_value is None else f"{fault.clean_value:.6g}"
-    answers = f"recorded {recorded}, now {now}" if clean is None else f"clean {clean}, recorded {recorded}, now {now}"
+    (clean, recorded), (_, now) = answers(fault), answers(answered(fault, replay))
     if replay.is_same:
         verdict = "the same"
     elif not replay.is_fault:
@@ -71,7 +68,7 @@ def _describe(fault: Fault, replay: Replay, is_attack: bool) -> str:
     return "\n".join(
         [
             f"fault {fault.id}: seed {fault.seed_id}, {fault.perturbation} with {describe_theta(fault)}",
-            f"  answer  {answers}: {verdict}",
+            f"  answer  clean {clean}, recorded {recorded}, now {now}: {verdict}",
             f"  input   {_describe_gap(replay.input_gap)}{note}",
             f"  output  {_describe_gap(replay.output_gap)}",
         ]
@@ -113,14 +110,11 @@ def _write(run: Reader, replays: list[tuple[Fault, Replay]], path: Path, is_forc
     """Write the inputs as they were replayed, with the answers that the model gives now."""
     with fresh_file(path, replaces=is_forced) as part, part.open("wb") as file:
         if path.suffix.lower() == ".png":
+            from themis.runs.display.fault import answered
             from themis.runs.display.figure import draw_pairs
 
-            pictures = []
-            for fault, replay in replays:
-                now = replace(fault, answer=replay.answer, value=replay.value, confidence=replay.confidence)
-                pictures.append((now, replay))
-            title = f"Replayed ({run.record['perturbation']})"
-            draw_pairs(pictures, file, title, run.record["start"].get("classes"))
+            pairs = [(answered(fault, replay), replay) for fault, replay in replays]
+            draw_pairs(pairs, file, f"Replayed ({run.record['perturbation']})")
         else:
             import numpy as np
 

@@ -12,8 +12,8 @@ from themis.errors import UsageError
 from themis.measure.distance import ssim
 from themis.perturb.names import disturb
 from themis.perturb.perturbation import Perturbation, check_fits
-from themis.runs.display.fault import is_signal, plot_signals, to_pixels
-from themis.runs.display.figure import FAINT, INK, QUIET, WRONG, blank_figure, save_figure
+from themis.runs.display.fault import curves, is_signal, to_pixels
+from themis.runs.display.figure import INK, QUIET, blank_figure, save_figure
 
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)
 
@@ -65,17 +65,8 @@ def draw_sheet(
     def draw(row: int, column: int, drawn: Tensor) -> None:
         left, bottom = (0.05 + wide * column) / width, (height - 0.3 - high * (row + 1) + below) / height
         axes = figure.add_axes((left, bottom, (wide - 0.06) / width, (high - below) / height))
-        if is_curve:
-            plot_signals(axes, [(picture, FAINT), (drawn, WRONG)] if column else [(picture, INK)])
-        else:
-            axes.imshow(
-                to_pixels(drawn[None], bounds, None)[0],
-                cmap="gray",
-                vmin=0,
-                vmax=255,
-                interpolation="nearest",
-                aspect="auto",
-            )
+        pixels = curves(picture, drawn) if is_curve else to_pixels(drawn[None], bounds, None)[0]
+        axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="nearest", aspect="auto")
         axes.axis("off")
 
     def write(row: int, column: int, text: str, down: float = 0.0, **style: Any) -> None:

@@ -358,22 +358,6 @@ class Run:
         """Distinct faults and failing seeds by tests."""
         return _draw("faults_figure", self)
 
-    def plot_layers(self) -> Figure:
-        """Coverage by layer, and the faults' share of sensitivity."""
-        return _draw("layers_figure", self)
-
-    def plot_matrix(self, classes: Sequence[str] | None = None) -> Figure:
-        """Which answers turn into which; `classes` are their names, by default those of the data."""
-        return _draw("matrix_figure", self, classes or self.start.classes)
-
-    def plot_theta(self) -> Figure:
-        """Where in the range of theta faults were found."""
-        return _draw("theta_figure", self)
-
-    def plot_time(self) -> Figure:
-        """Seconds by phase."""
-        return _draw("time_figure", self)
-
     def plot_robustness(self) -> Figure:
         """How many seeds the search could not break, by strength; shrinks a fault per seed, which takes a while."""
         return _draw("robustness_figure", _above("runs.analysis.shrink").robustness(self))

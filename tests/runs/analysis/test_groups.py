@@ -167,7 +167,7 @@ def test_no_fault_one_fault_and_equal_faults():
         (only,) = group(made(n, np.full(n, 3), np.ones(n), np.full(n, 0.5), np.full(n, 7)))
         assert only.text.startswith("7 answered as 3; ")
     (broken,) = group(made(4, np.full(4, -1), np.ones(4), np.zeros(4), np.full(4, -2)))
-    assert broken.text == "no finite output; 4 faults on 2 seeds"
+    assert broken.text == "answered as not finite; 4 faults on 2 seeds"
     assert broken.outcomes[0].clean_answer is None
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from themis.judge.coverage import Coverage
 from themis.judge.estimate import Estimate
-from themis.runs.display.fault import describe_answer
 from themis.runs.display.text import describe_reach, round_line
 from themis.runs.run import Round
 
@@ -41,8 +40,3 @@ def test_no_more_tests_are_to_go_than_the_budget_has_left():
     assert round_line(open_, max_tests=500_000).endswith("2,500/s, about 190,000 to go")
     assert round_line(open_, max_tests=6500).endswith("2,500/s, 1,500 to go")
     assert round_line(open_, max_tests=5000).endswith("2,500/s")
-
-
-def test_a_confidence_is_100_percent_only_if_it_is_exactly_that():
-    assert describe_answer(3, None, 0.99996) == "3 (>99.9%)"
-    assert describe_answer(3, None, 1.0) == "3 (100.0%)"

@@ -24,7 +24,7 @@ from themis.report.gates.results import GateResult, GateResults
 from themis.report.page import write_report
 from themis.report.suite import write_suite_report
 from themis.runs.analysis.diff import replay_command
-from themis.runs.display.fault import answer_of, describe_change, describe_fault
+from themis.runs.display.fault import answered, answers, describe_change, describe_fault
 from themis.runs.display.text import summary_rows
 from themis.runs.fault import Fault, Replay
 from themis.runs.replay import Replayer
@@ -351,10 +351,10 @@ def describe_failure(run: Run, results: GateResults, folder: Path, report: str, 
 def describe_replay(fault: Fault, replay: Replay) -> str:
     """Whether it is still a fault, its answer now, and what has changed since the run."""
     state = "still a fault" if replay.is_fault else "no longer a fault"
-    answer = answer_of(fault, replay)
+    answer = answers(answered(fault, replay))[1]
     same = ", as recorded" if replay.is_same else ""
     changes = "" if not replay.changes else f"\nchanged since the run: {'; '.join(replay.changes)}"
-    return f"{state}: now {describe_change(None, replay.answer, answer)}{same}\n{describe_fault(fault)}{changes}"
+    return f"{state}: now {describe_change(None, answer)}{same}\n{describe_fault(fault)}{changes}"
 
 
 def describe_error(error: Exception) -> str:

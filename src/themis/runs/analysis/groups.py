@@ -22,7 +22,7 @@ from scipy.special import gammaln
 
 from themis.errors import UsageError
 from themis.runs.display.fault import describe_change
-from themis.runs.fault import Fault, gives_answers, name_outcome
+from themis.runs.fault import Fault, gives_answers, show_outcome
 from themis.runs.faults import Array, Faults, telling
 from themis.text import counted, percent
 
@@ -352,21 +352,25 @@ def _grown_layers(faults: Faults, is_member: NDArray[np.bool_]) -> dict[str, tup
 
 
 def _describe_outcomes(faults: Faults, at: Ints, outcomes: tuple[OutcomeShare, ...]) -> str:
+    task = faults.task or "wrong"
+
+    def show(answer: int) -> str:
+        return show_outcome(task, answer, faults.classes)
+
     answers, n = np.unique(faults.columns["answer"][at], return_counts=True)
-    share = float(n.max() / len(at))
-    if faults.task and not gives_answers(faults.task):
-        order = np.argsort(-n, kind="stable").tolist()[:3]  # outcomes are not answers
-        names = [name_outcome(faults.task, answers[k].item(), faults.classes) for k in order]
-        return ", ".join(f"{name}{_describe_share(n[k] / len(at))}" for name, k in zip(names, order, strict=True))
-    first = outcomes[0]
-    if first.share >= 0.5 and first.clean_answer is not None:
-        return f"{describe_change(first.clean_answer, first.answer)}{_describe_share(first.share)}"
+    order = np.argsort(-n, kind="stable").tolist()[:3]
+    frequent = [(show(int(answers[k])), float(n[k] / len(at))) for k in order]
+    if not gives_answers(task):
+        return ", ".join(f"{outcome}{_describe_share(share)}" for outcome, share in frequent)
+    first, (answer, share) = outcomes[0], frequent[0]
+    if first.share >= 0.5:
+        return f"{describe_change(first.clean_answer, show(first.answer))}{_describe_share(first.share)}"
     if share >= 0.5:
-        return f"{describe_change(None, int(answers[n.argmax()]))}{_describe_share(share)}"
+        return f"{describe_change(None, answer)}{_describe_share(share)}"
     texts = []
     for outcome in outcomes:
-        clean = "" if first.clean_answer is None else f"{outcome.clean_answer} as "
-        texts.append(f"{clean}{'not finite' if outcome.answer < 0 else outcome.answer} {percent(outcome.share, 0)}")
+        clean = "" if outcome.clean_answer is None else f"{outcome.clean_answer} as "
+        texts.append(f"{clean}{show(outcome.answer)} {percent(outcome.share, 0)}")
     return f"several outcomes ({', '.join(texts)})"
 
 

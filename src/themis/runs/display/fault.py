@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from html import escape
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from themis.runs.store.tensors import Tensors
 
 Pixels = NDArray[np.uint8]
+EXPECTED = "as expected"
+"""The clean answer in tasks whose outcomes say what changed."""
 PICTURE_GAP = 2
 """Pixels between the pictures of a strip, before they are enlarged."""
 WIDE_RATIO = 3
@@ -32,25 +34,21 @@ WIDE_RATIO = 3
 
 def answers(fault: Fault, *, named: bool = False) -> tuple[str, str]:
     """The answers to the clean and to the disturbed input; named: with the names of their classes."""
-
-    def show(answer: int) -> str:
-        return fault.name(answer) if named else str(answer)
-
-    confidence = "" if math.isnan(fault.confidence) else f" ({percent(fault.confidence, 0)})"
-    after = f"{'not finite' if fault.answer < 0 else f'{show(fault.answer)}{confidence}'}{_beside(fault)}"
+    show = fault.name if named else str
     if fault.outcome is not None and not fault.is_number:
-        return "as expected", fault.outcome
-    if fault.clean_answer is not None:
-        return show(fault.clean_answer), after
-    if fault.clean_value is None:
-        return "as expected", after if fault.answer < 0 else f"outcome {after}"
-    return f"{fault.clean_value:.4g}", after if fault.value is None else f"{fault.value:.4g}"
-
-
-def _beside(fault: Fault) -> str:
-    """The answer of the reference, if the model was tested against one."""
+        return EXPECTED, fault.outcome
     other = fault.reference_answer
-    return "" if other is None else f" against {'not finite' if other < 0 else other}"
+    beside = "" if other is None else f" against {'not finite' if other < 0 else other}"
+    confidence = "" if math.isnan(fault.confidence) else f" ({percent(fault.confidence)})"
+    after = "not finite" if fault.answer < 0 else f"{show(fault.answer)}{confidence}"
+    if fault.is_number:
+        return f"{fault.clean_value:.6g}", f"{fault.value:.6g}"
+    return EXPECTED if fault.clean_answer is None else show(fault.clean_answer), after + beside
+
+
+def answered(fault: Fault, replay: Replay) -> Fault:
+    """The fault as the model answers its test now."""
+    return replace(fault, answer=replay.answer, value=replay.value, confidence=replay.confidence)
 
 
 def describe_theta(fault: Fault) -> str:
@@ -58,52 +56,27 @@ def describe_theta(fault: Fault) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in fault.theta.items())
 
 
-def describe_change(clean: object, outcome: int, answer: str | None = None) -> str:
-    """How an input was answered, such as `1 answered as 7`; by default, the answer is the number of the outcome."""
-    if outcome < 0:
-        return "no finite output" if clean is None else f"{clean} without a finite output"
-    answered = f"answered as {outcome if answer is None else answer}"
-    return answered if clean is None else f"{clean} {answered}"
+def describe_change(before: object, after: object) -> str:
+    """How an input was answered, such as `1 answered as 7`; before: None if there is no clean answer."""
+    return f"answered as {after}" if before in (None, EXPECTED) else f"{before} answered as {after}"
 
 
 def describe_fault(fault: Fault) -> str:
     """One line: the test, the answer of the model and the size of the disturbance."""
-    clean = fault.clean_answer if fault.clean_value is None else f"{fault.clean_value:.6g}"
-    change = describe_change(clean, fault.answer, answer_of(fault, fault))
     label = "" if fault.label is None or fault.label == fault.clean_answer else f", label {fault.label}"
     ssim = "" if fault.ssim is None else f", SSIM {fault.ssim:.3f}"
     size = f"{describe_theta(fault)}{ssim}, L2 {fault.distance:.3g}"
-    return f"fault {fault.id}: seed {fault.seed_id}, {change}{label}; {size}"
-
-
-def answer_of(fault: Fault, test: Fault | Replay) -> str:
-    """The answer to a test of the fault, when it was found or now."""
-    if fault.is_number and test.value is not None:
-        return f"{test.value:.6g}"
-    return describe_test(fault, test)
-
-
-def describe_test(fault: Fault, test: Fault | Replay) -> str:
-    """The answer to a test of the fault with all that is known of it."""
-    now = replace(fault, answer=test.answer, value=test.value)
-    value = None if now.reference_answer is not None else test.value
-    return describe_answer(test.answer, value, test.confidence, now.outcome) + _beside(now)
-
-
-def describe_answer(answer: int, value: float | None, confidence: float, outcome: str | None = None) -> str:
-    """The number of an answer, or the outcome in words, with the value and the confidence if they are known."""
-    if answer < 0:
-        return "not finite"
-    details = [] if value is None else [f"{value:.6g}"]
-    details += [] if math.isnan(confidence) else [percent(confidence)]
-    return f"{outcome or answer} ({', '.join(details)})" if details else outcome or str(answer)
+    return f"fault {fault.id}: seed {fault.seed_id}, {describe_change(*answers(fault))}{label}; {size}"
 
 
 def pictures(shown: FaultInputs) -> list[Pixels]:
-    """The clean input, the disturbed one and their amplified difference, `[height, width(, 3)]`; none for tables."""
+    """The clean input, the disturbed one and their amplified difference, `[height, width(, 3)]`; none for tables.
+
+    The curve of a disturbed signal is drawn over that of the clean one.
+    """
     clean, disturbed = shown.clean_inputs.float().cpu(), shown.inputs.float().cpu()
     if is_signal(tuple(clean.shape)):
-        return separate_curves(clean, disturbed)
+        return [curves(clean, clean), curves(clean, disturbed), curves(disturbed - clean, disturbed - clean)]
     low, high = shown.bounds
     if is_clip(tuple(clean.shape)):
         clean, disturbed = side_by_side(clean, high), side_by_side(disturbed, high)
@@ -216,29 +189,6 @@ def curves(clean: Tensor, disturbed: Tensor) -> Pixels:
     pixels[is_clean], pixels[is_disturbed] = CLEAN_COLOUR, DISTURBED_COLOUR
     pixels[is_clean & is_disturbed] = BOTH_COLOUR
     return pixels
-
-
-def separate_curves(clean: Tensor, disturbed: Tensor) -> list[Pixels]:
-    """The clean signal, the disturbed one on the same axes, and their difference on axes of its own."""
-    before, after = _shown(clean), _shown(disturbed)
-    limits = [_limits(*pair) for pair in zip(before, after, strict=True)]
-    change = after - before
-    rows = ((before, limits), (after, limits), (change, [_limits(values) for values in change]))
-    return [
-        np.where(np.concatenate([_mask(*row) for row in zip(values, ranges, strict=True)]), 40, 255).astype(np.uint8)
-        for values, ranges in rows
-    ]
-
-
-def plot_signals(axes: Any, signals: list[tuple[Tensor, str]]) -> None:
-    """Draw signals `[channels, samples]`, each in its colour, with the channels below one another."""
-    shown = [(_shown(signal), colour) for signal, colour in signals]
-    limits = [_limits(*(values[k] for values, _ in shown)) for k in range(len(shown[0][0]))]
-    for values, colour in shown:
-        for k, (channel, (low, high)) in enumerate(zip(values, limits, strict=True)):
-            axes.plot((channel - low) / (high - low) - 1.15 * k, color=colour, linewidth=0.8)
-    axes.set_xlim(0, shown[0][0].shape[1] - 1)
-    axes.set_ylim(-1.15 * (len(limits) - 1) - 0.05, 1.05)
 
 
 def _shown(signal: Tensor) -> NDArray[np.float64]:

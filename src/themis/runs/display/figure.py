@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Sequence
 from io import BytesIO
-from itertools import chain
 from pathlib import Path
 from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -14,64 +11,42 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from themis.errors import UsageError
-from themis.runs.display.fault import (
-    colour_of,
-    describe_theta,
-    is_clip,
-    is_signal,
-    plot_signals,
-    side_by_side,
-    to_pixels,
-)
+from themis.runs.display.fault import WIDE_RATIO, answers, describe_theta, pictures
 from themis.runs.display.text import RANDOM, UNBROKEN
-from themis.runs.fault import STREAMS, name_outcome
-from themis.text import percent
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from torch import Tensor
-
     from themis.runs.analysis.diff import Diff
     from themis.runs.analysis.shrink import Robustness
     from themis.runs.fault import Fault, FaultInputs
     from themis.runs.run import Run
 
-INK, RIGHT, WRONG, QUIET, FAINT, BLUE = "#1a1a1a", "#1b7f4b", "#b3261e", "#6b6b6b", "#b8c2cc", "#1f5f99"
-MAX_DRAWN_LAYERS, MAX_DRAWN_CLASSES = 40, 30
-"""The most that is still readable in a figure."""
+INK, RIGHT, WRONG, QUIET, BLUE = "#1a1a1a", "#1b7f4b", "#b3261e", "#6b6b6b", "#1f5f99"
 BEST = "best"
 """Where a legend hides the least. It is passed although it is the default: otherwise Matplotlib warns if finding that
 place takes a second, as it may on a busy machine.
 """
 
 
-def draw_faults(run: Run, path: str | Path, *, n: int = 12, classes: Sequence[str] | None = None) -> list[Fault]:
+def draw_faults(run: Run, path: str | Path, *, n: int = 12) -> list[Fault]:
     """Replay and draw up to `n` of the most telling faults of a campaign; returns the faults that were drawn."""
     faults = run.faults.most_telling(n)
     found = f"{len(run.faults):,} faults in {run.rounds[-1].tests:,} tests ({run.start.perturbation})"
-    draw_pairs([(fault, fault.replay()) for fault in faults], path, f"The most telling of {found}", classes)
+    draw_pairs([(fault, fault.replay()) for fault in faults], path, f"The most telling of {found}")
     return faults
 
 
-def draw_pairs(
-    pairs: Sequence[tuple[Fault, FaultInputs]],
-    file: str | Path | BinaryIO,
-    title: str,
-    classes: Sequence[str] | None = None,
-) -> None:
+def draw_pairs(pairs: Sequence[tuple[Fault, FaultInputs]], file: str | Path | BinaryIO, title: str) -> None:
     """Draw each fault with its clean and its disturbed input: pictures, clips or signals."""
     if not pairs:
         raise UsageError("there is no fault to draw: raise the magnitude or the budget")
-    bounds, shape = pairs[0][1].bounds, pairs[0][1].inputs.shape
-    is_strip = is_clip(tuple(shape))
-    if is_strip:
-        shape = shape[1:]
-    if len(shape) != 3 and not is_signal(tuple(shape)):
+    drawn = [pictures(shown)[:2] for _, shown in pairs]
+    if not drawn[0]:
         raise UsageError(
             "only pictures [channels, height, width], clips of them and signals [channels, samples] can be drawn, got "
-            f"inputs of shape {list(shape)}: export a table as .csv or .parquet"
+            f"inputs of shape {list(pairs[0][1].inputs.shape)}: export a table as .csv or .parquet"
         )
-    has_boxes = not is_strip and any(shown.boxes is not None for _, shown in pairs)
+    high, wide = drawn[0][0].shape[:2]
+    is_strip, has_boxes = wide > WIDE_RATIO * high, pairs[0][1].boxes is not None
     is_large = is_strip or has_boxes
     columns = min(2 if is_large else 4, len(pairs))
     rows = -(-len(pairs) // columns)
@@ -94,22 +69,12 @@ def draw_pairs(
         wspace=0.1,
         hspace=(0.47 + more) / (row_height - 0.47),
     )
-    for k, (fault, shown) in enumerate(pairs):
-        clean, disturbed = shown.clean_inputs, shown.inputs
-        if is_strip:
-            clean, disturbed = side_by_side(clean, bounds[1]), side_by_side(disturbed, bounds[1])
+    for k, (fault, _) in enumerate(pairs):
         places = grid[divmod(k, columns)].subgridspec(*((2, 1) if is_strip else (1, 2)), wspace=0.05, hspace=0.35)
-        before, after = _titles(fault, classes)
-        for at, (picture, text, colour) in enumerate(((clean, before, RIGHT), (disturbed, after, WRONG))):
+        titles = zip(drawn[k], answers(fault, named=True), (RIGHT, WRONG), strict=True)
+        for at, (pixels, text, colour) in enumerate(titles):
             axes = figure.add_subplot(places[at])
-            if len(shape) == 2:
-                plot_signals(axes, [(clean, FAINT), (picture, colour)] if at else [(picture, colour)])
-            else:
-                axes.imshow(
-                    to_pixels(picture[None], bounds, None)[0], cmap="gray", vmin=0, vmax=255, interpolation="nearest"
-                )
-            if has_boxes and shown.boxes is not None:
-                _draw_boxes(axes, shown.boxes[at], classes)
+            axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
             axes.set_xticks([])
             axes.set_yticks([])
             for side in axes.spines.values():
@@ -120,21 +85,6 @@ def draw_pairs(
                 axes.set_xlabel("\n".join(captions[k]), fontsize=8, color=QUIET, loc="left", labelpad=3)
                 axes.xaxis.label.set_multialignment("left")
     save_figure(figure, file, dpi=110)
-
-
-def _draw_boxes(axes: Any, boxes: Tensor, classes: Sequence[str] | None) -> None:
-    """Draw the answers of a detector, each with its class and score."""
-    from matplotlib.patches import Rectangle
-
-    for left, top, right, bottom, score, number in boxes.tolist():
-        if not all(map(math.isfinite, (left, top, right, bottom, number))):
-            continue
-        colour, name = colour_of(int(number)), _class(int(number), classes)
-        label = name if math.isnan(score) else f"{name} {score:.2f}"
-        corner = (left - 0.5, top - 0.5)  # pixels are drawn around their numbers
-        axes.add_patch(Rectangle(corner, right - left, bottom - top, fill=False, edgecolor=colour, linewidth=1.3))
-        text = axes.text(*corner, label, fontsize=5.5, color="white", va="bottom", clip_on=True)
-        text.set_bbox({"facecolor": colour, "edgecolor": "none", "pad": 0.6})
 
 
 def save_figure(figure: Any, file: str | Path | BinaryIO, *, dpi: int, format: str | None = None) -> None:
@@ -171,27 +121,6 @@ def blank_figure(width: float, height: float) -> Any:
     return figure
 
 
-def _titles(fault: Fault, classes: Sequence[str] | None) -> tuple[str, str]:
-    """Titles with the answers to the clean and to the disturbed input."""
-    if fault.outcome is not None and not fault.is_number:
-        return "clean", fault.outcome
-    wrong = _class(fault.answer, classes)
-    if fault.answer >= 0 and fault.clean_value is not None and fault.clean_answer is None:
-        return f"says {fault.clean_value:.3g}", f"says {fault.value:.3g}"
-    if fault.clean_answer is None:
-        return "clean", f"says {wrong}" if fault.answer < 0 else f"breaks: {wrong}"
-    confidence = "" if math.isnan(fault.confidence) else f", {percent(fault.confidence, 0)}"
-    other = fault.reference_answer
-    reference = "" if other is None else f", reference {_class(other, classes)}"
-    return f"says {_class(fault.clean_answer, classes)}", f"says {wrong}{confidence}{reference}"
-
-
-def _class(answer: int, classes: Sequence[str] | None) -> str:
-    if answer < 0:
-        return "nothing finite"
-    return str(answer) if classes is None or answer >= len(classes) else classes[answer]
-
-
 def coverage_figure(run: Run) -> Any:
     """Coverage of the sampled and of all neurons over tests, with the final interval."""
     figure, axes = _blank("Coverage by tests")
@@ -222,90 +151,6 @@ def faults_figure(run: Run) -> Any:
     axes.set_xlabel("tests")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, fontsize=9, loc=BEST)
-    return figure
-
-
-def layers_figure(run: Run) -> Any:
-    """By layer: the share of neurons covered, and the share of the sensitivity in faults."""
-    names = list(run.judged.by_layer)
-    shares = run.faults.columns["signature"].mean(axis=0) if len(run.faults) else np.zeros(len(names))
-    n_omitted = max(0, len(names) - MAX_DRAWN_LAYERS)
-    names = names[:MAX_DRAWN_LAYERS]
-    figure, axes = _blank("Layers, from input to output", height=1.6 + 0.24 * len(names))
-    at = np.arange(len(names))
-    axes.barh(at - 0.2, [run.judged.by_layer[name] for name in names], 0.36, color=BLUE, label="neurons covered")
-    axes.barh(at + 0.2, shares[: len(names)], 0.36, color=WRONG, label="mean share of the sensitivity in faults")
-    axes.set_yticks(at, [_short(name) for name in names])
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.02)
-    axes.set_xlabel("share" if not n_omitted else f"share ({n_omitted} more layers omitted)")
-    axes.legend(frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
-    return figure
-
-
-def matrix_figure(run: Run, classes: Sequence[str] | None = None) -> Any:
-    """Distinct faults by clean and wrong answer."""
-    faults = run.faults.distinct()
-    pairs = [(fault.clean_answer, fault.answer) for fault in faults if fault.clean_answer is not None]
-    if not pairs:
-        raise UsageError("a matrix needs faults of a task whose answers are classes, but has none: use plot_theta")
-    kept = sorted(answer for answer, _ in Counter(chain(*pairs)).most_common(MAX_DRAWN_CLASSES))
-    place = {answer: k for k, answer in enumerate(kept)}
-    shown = [(place[before], place[after]) for before, after in pairs if before in place and after in place]
-    counts = np.zeros((len(kept), len(kept)), dtype=np.int64)
-    np.add.at(counts, tuple(np.array(shown, dtype=np.int64).reshape(-1, 2).T), 1)
-    n_omitted = len(pairs) - len(shown)
-    side = max(3.6, 1.6 + 0.3 * len(kept))
-    figure, axes = _blank("Distinct faults by answer", width=side + 0.6, height=side)
-    axes.imshow(counts, cmap="Reds", vmin=0)
-    names = [_short(name_outcome("wrong", answer, classes)) for answer in kept]
-    axes.set_xticks(range(len(kept)), names, rotation=0 if max(map(len, names)) < 4 else 90)
-    axes.set_yticks(range(len(kept)), names)
-    for row, column in zip(*np.nonzero(counts), strict=True):
-        n = counts[row, column]
-        colour = "white" if n > counts.max() / 2 else INK
-        axes.text(column, row, str(n), ha="center", va="center", fontsize=8, color=colour)
-    rare = f" ({n_omitted:,} faults of rarer classes omitted)" if n_omitted else ""
-    axes.set_xlabel(f"answer to the disturbed input{rare}")
-    axes.set_ylabel("answer to the clean input")
-    return figure
-
-
-def theta_figure(run: Run) -> Any:
-    """Faults over the range of each dimension of theta, and the distance at which half of the failing seeds break."""
-    theta = run.start.theta
-    if not len(run.faults):
-        raise UsageError("there is no fault to draw: raise the magnitude or the budget")
-    values, seeds, streams = (run.faults.columns[name] for name in ("theta", "seed_id", "stream"))
-    rows = -(-len(theta) // 3)
-    columns = min(3, len(theta))
-    size = {"width": max(4.6, 3.1 * columns), "height": 0.6 + 2.6 * rows}
-    figure, axes = _blank("Faults by theta", **size, grid=(rows, columns))
-    for k, dimension in enumerate(theta):
-        ax = axes.flat[k]
-        parts = [values[streams == stream, k] for stream in STREAMS]
-        style = {"color": (BLUE, WRONG), "label": [f"{stream} stream" for stream in STREAMS]}
-        ax.hist(parts, bins=24, range=(dimension.low, dimension.high), stacked=True, **style)
-        ax.axvline(dimension.identity, color=QUIET, linewidth=0.8, linestyle="--")
-        nearest = _nearest(values[:, k] - dimension.identity, seeds)
-        ax.set_xlabel(f"{_short(dimension.name)}\n{_short(dimension.unit or '')}".rstrip())
-        half = f"broke within {np.median(nearest):.3g} of {dimension.identity:g}"
-        ax.set_title(f"half of {len(nearest):,} failing seeds\n{half}", fontsize=8, color=QUIET)
-    for ax in axes.flat[len(theta) :]:
-        ax.set_visible(False)
-    axes.flat[0].set_ylabel("faults")
-    axes.flat[0].legend(frameon=False, fontsize=8, loc=BEST)
-    return figure
-
-
-def time_figure(run: Run) -> Any:
-    """Seconds by phase."""
-    figure, axes = _blank("Time by phase", height=2.2)
-    phases = ("measure", "judge", "search")
-    seconds = [getattr(run.seconds, phase) for phase in phases]
-    axes.barh(phases, seconds, color=BLUE)
-    axes.invert_yaxis()
-    axes.set_xlabel(f"seconds, of {run.seconds.total:.1f} in total")
     return figure
 
 
@@ -373,31 +218,14 @@ def _label_strength(axes: Any, curve: Robustness) -> None:
     axes.legend(frameon=False, fontsize=9, loc=BEST)
 
 
-def _blank(
-    title: str, *, width: float = 6.4, height: float = 3.6, size: float = 12, grid: tuple[int, int] | None = None
-) -> tuple[Any, Any]:
-    """A figure with a title, and its axes: one, or a grid of them."""
+def _blank(title: str, *, width: float = 6.4, height: float = 3.6, size: float = 12) -> tuple[Any, Any]:
+    """A figure with a title, and its axes."""
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     figure = blank_figure(width, height)
     figure.set_layout_engine(ConstrainedLayoutEngine(rect=(0, 0.05, 1, 0.95)))
     figure.suptitle(title, x=0.02, ha="left", fontsize=size, color=INK)
-    axes = figure.subplots(*(grid or (1, 1)), squeeze=False)
-    for ax in axes.flat:
-        for side in ("top", "right"):
-            ax.spines[side].set_visible(False)
-        ax.tick_params(colors=QUIET, labelsize=9)
-    return figure, axes[0, 0] if grid is None else axes
-
-
-def _nearest(offsets: NDArray[Any], seeds: NDArray[Any]) -> NDArray[Any]:
-    """For each failing seed, the distance of its nearest fault from the identity."""
-    order = np.argsort(np.abs(offsets), kind="stable")
-    first = np.unique(seeds[order], return_index=True)[1]
-    return np.asarray(np.abs(offsets)[order][first])
-
-
-def _short(name: str) -> str:
-    """A name that fits and that matplotlib does not parse as a formula."""
-    cut = name if len(name) <= 28 else f"{name[:12]}...{name[-13:]}"
-    return cut.replace("$", r"\$")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=QUIET, labelsize=9)
+    return figure, axes
