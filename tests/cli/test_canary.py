@@ -63,7 +63,7 @@ for run in sys.argv[1:]:
         command("faults", run, "--export", f"{run}.{ending}", "--force")
     command("groups", run)
     command("gate", run, "--max-fault-rate", "1", "--junit", run + ".xml", "--markdown", run + ".md")
-    command("diff", run, run, "--kind", "techniques", "--no-curve")
+    command("diff", run, run, "--kind", "techniques")
     command("run", "--config", run + "/config.yaml", "--print-config")
     if run in whole:
         command("report", run, "--out", run + ".html", "--force")
@@ -91,7 +91,7 @@ for run in sys.argv[1:]:
     codes.setdefault("open_run", []).append((0, ""))
     for shown in (opened, opened.faults, opened.faults[0]):
         repr(shown), shown._repr_html_()
-    for name in ("coverage", "faults", "layers", "matrix", "theta", "time") if run in whole else ("layers",):
+    for name in ("coverage", "faults"):
         getattr(opened, f"plot_{name}")()._repr_png_()
     opened.faults.to_pandas()
     opened.summary()

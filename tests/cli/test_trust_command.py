@@ -55,7 +55,7 @@ COMMANDS = {
     "resume": ["resume", "run", "--max-tests", "400", "--quiet", "--no-report"],
     "shrink": ["shrink", "run", FAULT],
     "groups --locate": ["groups", "run", "--locate"],
-    "diff": ["diff", "run", "other", "--kind", "versions", "--tests", "20", "--no-curve"],
+    "diff": ["diff", "run", "other", "--kind", "versions", "--tests", "20"],
     "gate": ["gate", "run", "--max-new-faults", "10000", "--baseline", "other"],
     "retrain": ["retrain", "run", "--judge", "idx:missing", "--out", "better", "--quiet"],
     "contest": ["contest", "run", "--techniques", "random", "--judge", "idx:missing", "--out", "better", "--quiet"],

@@ -78,8 +78,8 @@ DIFF = ["diff", "run", "other", "--tests", "20"]
 COMMANDS = {
     "report.html": lambda: ["report", "run", "--out"],
     "gates.xml": lambda: ["gate", "run", "--max-fault-rate", "1", "--junit"],
-    "diff.md": lambda: [*DIFF, "--no-curve", "--out"],
-    "diff.json": lambda: [*DIFF, "--no-curve", "--out"],
+    "diff.md": lambda: [*DIFF, "--out"],
+    "diff.json": lambda: [*DIFF, "--out"],
     "faults.png": lambda: ["faults", "run", "--limit", "2", "--export"],
     "replay.png": lambda: ["replay", "run", first_fault(), "--out"],
     "sheet.png": lambda: ["perturbations", "gaussian", "--sheet"],

@@ -215,8 +215,6 @@ def test_a_suite_whose_time_is_over_can_be_resumed(suite, tmp_path):
 def test_a_suite_is_compared_with_suites_only(suite):
     with pytest.raises(UsageError, match="a suite must be compared with a suite, got one suite and one run"):
         themis.diff(suite, suite.path / "fog")
-    with pytest.raises(UsageError, match="curves must be left out for suites"):
-        themis.diff(suite, suite.path, curves=True)
 
 
 REFUSED = {

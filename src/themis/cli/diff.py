@@ -12,14 +12,12 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack, closing
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from themis.cli import DONE
 from themis.cli.options import FORCE_HELP, CommandLine, Parser, add_fields, add_option, check_file
 from themis.cli.source import rebuild
-from themis.errors import UsageError
 from themis.report.table import Table, table_console
 from themis.runs.source import Origin
 from themis.runs.store.files import COMMENT, made_by, write_fresh
@@ -45,8 +43,6 @@ def add_arguments(parser: Parser) -> None:
     add_option(comparison, "kind", str, "auto", text)
     add_option(comparison, "tests", int, MAX_DIFF_TESTS, "number of fresh tests to run on both models")
     add_option(comparison, "random_seed", int, 0, "the same seed gives the same tests")
-    text = "leave out the robustness curves, which take the longest"
-    comparison.add_argument("--no-curve", action="store_true", help=text)
     source = parser.add_argument_group("models and data, if not as recorded in the runs")
     for side, word in SIDE_WORDS.items():
         source.add_argument(f"--model-{side}", metavar="MODEL", help=f"model of the {word} run, as in themis run")
@@ -55,7 +51,7 @@ def add_arguments(parser: Parser) -> None:
     add_fields(source, Origin, only=("trust",), shows_default=False)
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print only the result, as JSON")
-    text = "also write the result as .md, .json or .png (the curves); can be repeated"
+    text = "also write the result as .md or .json; can be repeated"
     output.add_argument("--out", metavar="FILE", action="append", help=text)
     output.add_argument("--force", action="store_true", help=FORCE_HELP)
 
@@ -63,21 +59,14 @@ def add_arguments(parser: Parser) -> None:
 def execute(arguments: CommandLine) -> int:
     files = [Path(name) for name in arguments.out or ()]
     for path in files:
-        check_file("--out", path, (".md", ".png", ".json"), replaces=arguments.force)
-        if path.suffix.lower() == ".png" and arguments.no_curve:
-            raise UsageError(f"--out {path} needs the curves: leave out --no-curve, or write .md")
+        check_file("--out", path, (".md", ".json"), replaces=arguments.force)
     from themis.runs.analysis.compare import DiffOptions, Side, diff_runs
     from themis.runs.replay import read_run
 
-    is_of_suites = is_suite(arguments.before) and is_suite(arguments.after)
-    if is_of_suites and any(path.suffix.lower() == ".png" for path in files):
-        raise UsageError("--out must end in .md or .json for suites: compare two members for a figure of the curves")
-    options = DiffOptions(
-        arguments.kind, arguments.tests, not (arguments.no_curve or is_of_suites), arguments.random_seed
-    )
+    options = DiffOptions(arguments.kind, arguments.tests, arguments.random_seed)
     replayers = [partial(_replayer, side, arguments) for side in SIDE_WORDS]
     result: Diff | SuiteDiff
-    if is_of_suites:
+    if is_suite(arguments.before) and is_suite(arguments.after):
         from themis.suites.diff import SuiteSide, diff_suites
         from themis.suites.result import SuiteRun
 
@@ -124,18 +113,7 @@ def _print(result: Diff | SuiteDiff) -> None:
 
 
 def _write(result: Diff | SuiteDiff, path: Path, *, is_forced: bool) -> None:
-    from themis.runs.analysis.diff import Diff
-
-    ending = path.suffix.lower()
-    if ending == ".png" and isinstance(result, Diff):
-        if result.curves is None:
-            raise UsageError(f"--out {path} needs curves, but the ranges of theta differ: write .md instead")
-        from themis.runs.display.figure import draw_diff
-
-        picture = BytesIO()
-        draw_diff(result, picture)
-        content = picture.getvalue()
-    elif ending == ".json":
+    if path.suffix.lower() == ".json":
         content = (json.dumps({**made_by("diff"), **result.as_dict()}, indent=2, allow_nan=False) + "\n").encode()
     else:
         content = f"{COMMENT}\n\n{result.markdown()}".encode(errors="replace")

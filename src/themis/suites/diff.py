@@ -140,7 +140,6 @@ def diff(
     *,
     kind: str = "auto",
     tests: int = NEW_TESTS,
-    curves: bool = False,
     random_seed: int = 0,
     trust: Trusted = False,
 ) -> Diff | SuiteDiff:
@@ -153,11 +152,10 @@ def diff(
         kind: `versions` replays the faults of both runs, and new tests, on both models; `techniques` compares what two
             runs found on one model; `auto` is `techniques` if both tested the same model.
         tests: Number of new tests, per member of a suite.
-        curves: Whether to add robustness curves; not for suites.
         random_seed: The same seed gives the same new tests.
         trust: Folders whose code may run although they were not made on this machine by this user; True for both.
     """
-    options = DiffOptions(kind, tests, curves, random_seed)
+    options = DiffOptions(kind, tests, random_seed)
     suites = [as_suite(side) for side in (before, after)]
     if suites[0] is not None and suites[1] is not None:
         return diff_suites(SuiteSide(suites[0]), SuiteSide(suites[1]), options, trust)
@@ -184,8 +182,6 @@ class SuiteSide:
 def diff_suites(before: SuiteSide, after: SuiteSide, options: DiffOptions, trust: Trusted = False) -> SuiteDiff:
     """Compare the members that two suites have in common, as `themis.diff` compares runs."""
     first, second = before.suite, after.suite
-    if options.curves:
-        raise UsageError("curves must be left out for suites: compare two of their members for them")
     with open_members(first, before.rebuild, trust) as old, open_members(second, after.rebuild, trust) as new:
         names = [name for name in old if name in new]
         if not names:

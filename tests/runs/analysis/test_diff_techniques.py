@@ -63,19 +63,6 @@ def test_other_data_is_refused():
         themis.diff(campaign("random"), campaign("random", data=seeds(100)))
 
 
-def test_a_figure_has_both_curves(tmp_path):
-    from themis.errors import UsageError
-    from themis.runs.display.figure import draw_diff
-
-    first, second = campaign("random"), campaign("corners")
-    found = themis.diff(first, second, curves=True)
-    draw_diff(found, tmp_path / "d.png")
-    assert (tmp_path / "d.png").read_bytes().startswith(b"\x89PNG")
-    assert any(row[0] == "half of the seeds broken at strength" for row in found.rows())
-    with pytest.raises(UsageError, match="pass curves=True"):
-        draw_diff(themis.diff(first, second), tmp_path / "none.png")
-
-
 def test_markup_in_names_is_shown_as_text():
     assert escape("<script>|`x`|</script>\n# **b**") == r"\<script\>\|\`x\`\|\</script\> \# \*\*b\*\*"
     assert code("a`b") == "``a`b``"

@@ -108,12 +108,10 @@ def test_a_damaged_net_is_worse_on_real_digits_and_a_slightly_trained_one_is_not
     with torch.no_grad():
         damaged[1].weight.add_(0.2 * torch.randn(damaged[1].weight.shape, generator=torch.Generator().manual_seed(0)))
     base = search(net, 0)
-    worse = themis.diff(base, search(damaged, 1), curves=True)
+    worse = themis.diff(base, search(damaged, 1))
     assert worse.verdict == "worse"
     assert worse.paired.difference.low > 0
     assert len(worse.new) > 10
-    before, after = worse.curves
-    assert after.at(0.5).value < before.at(0.5).value
     assert any(note.startswith("left out of the tests: ") for note in worse.notes)
     right = [(model(test.inputs).argmax(1) == test.labels).float().mean().item() for model in (net, damaged)]
     assert (worse.clean.before.value, worse.clean.after.value) == pytest.approx(right)
@@ -131,13 +129,11 @@ def test_only_common_seeds_and_theta_are_compared(base):
     other_inputs = inputs.clone()
     other_inputs[:20] = other_inputs[:20].flip(-1) * 0.99  # other pictures under the same numbers
     later = campaign(0.45, data=(other_inputs, labels), magnitude=0.5)
-    found = themis.diff(base, later, tests=400, curves=True)
+    found = themis.diff(base, later, tests=400)
     assert found.paired.seeds == 80
     notes = " ".join(found.notes)
     assert "of 100 and 100 seeds, the 80 that both runs have were compared" in notes
     assert "only their intersection was compared, shift -0.125 to 0.125" in notes
-    assert "no robustness curves" in notes
-    assert found.curves is None
     assert found.faults_before.apart
     spared = {fault.id: fault for fault in base.faults.distinct()}
     assert all(abs(spared[id].theta["shift"]) <= 0.125 and spared[id].seed_id >= 20 for id in found.still)

@@ -19,7 +19,6 @@ from themis.judge.risk import fault_rate, mean_estimate, mean_p_value
 from themis.measure.tests import Bools, Floats, Ints
 from themis.runs.analysis import diff
 from themis.runs.analysis.bench import Outcomes, TestBench, open_bench
-from themis.runs.analysis.shrink import robustness
 from themis.runs.estimates import N_PARTS
 from themis.runs.fault import Fault
 from themis.runs.faults import telling_score
@@ -40,7 +39,6 @@ class DiffOptions:
 
     kind: str = "auto"
     tests: int = NEW_TESTS
-    curves: bool = False
     random_seed: int = 0
     comparisons: int = 1
     """How many pairs of runs are compared together; verdicts and intervals allow for it."""
@@ -106,17 +104,8 @@ def diff_runs(first: Side, second: Side, options: DiffOptions) -> diff.Diff:
     if options.kind == "techniques" and first.tested.model != second.tested.model:
         raise UsageError("two techniques must have tested the same model, but the hashes differ: compare versions")
     if options.kind == "techniques" or (options.kind == "auto" and first.has_same_model(second)):
-        result = compare_techniques(first, second, options.comparisons)
-    else:
-        result = compare_versions(first, second, options.tests, options.random_seed, options.comparisons)
-    if not options.curves:
-        return result
-    if first.theta != second.theta:
-        note = "no robustness curves: strength is a share of the range of theta, and the ranges differ"
-        return replace(result, notes=(*result.notes, note))
-    for side in (first, second):
-        side.check_model()
-    return replace(result, curves=(robustness(first.run), robustness(second.run)))
+        return compare_techniques(first, second, options.comparisons)
+    return compare_versions(first, second, options.tests, options.random_seed, options.comparisons)
 
 
 def check_perturbations(first: Side, second: Side) -> None:

@@ -7,9 +7,8 @@ from shlex import quote
 from typing import Any
 
 from themis.judge.estimate import Estimate, show_interval
-from themis.runs.analysis.shrink import SHOWN, Robustness
 from themis.runs.display.fault import describe_fault
-from themis.runs.display.text import RANDOM, UNBROKEN
+from themis.runs.display.text import RANDOM
 from themis.runs.fault import Fault
 from themis.runs.store.files import json_safe
 from themis.text import one_line, percent, printable
@@ -144,7 +143,6 @@ class Diff:
     overlap: Overlap | None = None
     clean: PairedClean | None = None
     """None without labels, and for techniques."""
-    curves: tuple[Robustness, Robustness] | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
     """What was left out, and why."""
 
@@ -176,11 +174,10 @@ class Diff:
 
     def as_dict(self) -> dict[str, Any]:
         """The result as plain data."""
-        plain = {name: value for name, value in vars(self).items() if name != "curves"}
+        plain = dict(vars(self))
         for name in ("faults_before", "faults_after"):
             plain[name] = plain[name] and {key: ids for key, ids in vars(plain[name]).items() if key != "shown"}
         plain |= {"fixed": self.fixed, "new": self.new, "still": self.still}
-        plain["robustness"] = None if self.curves is None else [curve.as_dict() for curve in self.curves]
         return dict(json_safe(plain))
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -203,12 +200,6 @@ class Diff:
             for part in self.paired.by_strength:
                 name = f"{RANDOM}, strength {part.low:.2g} to {part.high:.2g}"
                 rows.append((name, *map(show_interval, (part.before, part.after))))
-        if self.curves is not None:
-            for strength in SHOWN:
-                shares = (show_interval(curve.at(strength)) for curve in self.curves)
-                rows.append((f"{UNBROKEN}, strength up to {strength:g}", *shares))
-            medians = ("beyond the range" if curve.median is None else f"{curve.median:.3g}" for curve in self.curves)
-            rows.append(("half of the seeds broken at strength", *medians))
         return rows
 
     def lines(self) -> list[str]:

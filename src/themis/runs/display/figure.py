@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from textwrap import fill, wrap
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -15,7 +15,6 @@ from themis.runs.display.fault import WIDE_RATIO, answers, describe_theta, pictu
 from themis.runs.display.text import RANDOM, UNBROKEN
 
 if TYPE_CHECKING:
-    from themis.runs.analysis.diff import Diff
     from themis.runs.analysis.shrink import Robustness
     from themis.runs.fault import Fault, FaultInputs
     from themis.runs.run import Run
@@ -155,9 +154,17 @@ def faults_figure(run: Run) -> Any:
 
 
 def robustness_figure(curve: Robustness, title: str = "Robustness") -> Any:
-    """A robustness curve with its 95% interval."""
+    """A robustness curve as steps from strength 0 to 1, with its 95% interval."""
     figure, axes = _blank(title, height=4.2)
-    _draw_curve(axes, curve, RIGHT, UNBROKEN, band="95% interval")
+    start, is_inside = curve.at(0.0), curve.strengths > 0
+    x = np.array([0.0, *curve.strengths[is_inside], max(1.0, float(curve.strengths[-1]))])
+    columns = ((start.value, curve.share), (start.low, curve.low), (start.high, curve.high))
+    inside = np.array([[first, *values[is_inside]] for first, values in columns])
+    share, low, high = np.concatenate([inside, inside[:, -1:]], 1)
+    axes.fill_between(x, low, high, step="post", color=RIGHT, alpha=0.17, linewidth=0, label="95% interval")
+    axes.step(x, share, where="post", color=RIGHT, linewidth=1.8, label=UNBROKEN)
+    axes.set_xlim(0, x[-1])
+    axes.set_ylim(0, 1.02)
     if curve.random:
         middle = [(part.low + part.high) / 2 for part in curve.random]
         value, least, most = (
@@ -169,7 +176,9 @@ def robustness_figure(curve: Robustness, title: str = "Robustness") -> Any:
         axes.plot([0, curve.median, curve.median], [0.5, 0.5, 0], color=QUIET, linewidth=0.9, linestyle="--")
         text = f"half at {curve.median:.3g}"
         axes.annotate(text, (curve.median, 0.5), xytext=(6, 4), textcoords="offset points", fontsize=9, color=QUIET)
-    _label_strength(axes, curve)
+    unit = f": 1 is {curve.full_strength}" if curve.full_strength else ", in the furthest dimension"
+    axes.set_xlabel(f"strength, as a share of the range of theta{unit}")
+    axes.legend(frameon=False, fontsize=9, loc=BEST)
     axes.set_ylabel(f"share, of {curve.n_seeds:,} seeds")
     text = "The steps are an upper bound: weaker disturbances may break seeds too."
     figure.text(0.02, 0.01, text, fontsize=8.5, color=QUIET)
@@ -181,50 +190,13 @@ def draw_robustness(curve: Robustness, file: str | Path | BinaryIO, *, title: st
     save_figure(robustness_figure(curve, title), file, dpi=130, format="png")
 
 
-def draw_diff(diff: Diff, file: str | Path | BinaryIO) -> None:
-    """Draw both curves as steps with their bands, below the verdict."""
-    if diff.curves is None:
-        raise UsageError("a difference must have robustness curves to be drawn, but it has none: pass curves=True")
-    figure, axes = _blank(fill(diff.sentence, 92), width=7.2, height=4.8, size=9.5)
-    words = ("before", "after") if diff.kind == "versions" else ("first", "second")
-    styles = zip(diff.curves, (diff.before, diff.after), words, (QUIET, BLUE), ("--", "-"), strict=True)
-    for curve, facts, word, colour, line in styles:
-        _draw_curve(axes, curve, colour, f"{word}: {facts['run']}".replace("$", r"\$"), line)
-    _label_strength(axes, diff.curves[0])
-    axes.set_ylabel("seeds that the search could not break")
-    text = "Upper bounds, with 95% bands: weaker disturbances may break seeds too."
-    figure.text(0.02, 0.01, text, fontsize=8.5, color=QUIET)
-    save_figure(figure, file, dpi=130, format="png")
-
-
-def _draw_curve(
-    axes: Any, curve: Robustness, colour: str, label: str, line: str = "-", band: str | None = None
-) -> None:
-    """Draw a robustness curve as steps with its band, from strength 0 to 1."""
-    start, is_inside = curve.at(0.0), curve.strengths > 0
-    x = np.array([0.0, *curve.strengths[is_inside], max(1.0, float(curve.strengths[-1]))])
-    columns = ((start.value, curve.share), (start.low, curve.low), (start.high, curve.high))
-    inside = np.array([[first, *values[is_inside]] for first, values in columns])
-    share, low, high = np.concatenate([inside, inside[:, -1:]], 1)
-    axes.fill_between(x, low, high, step="post", color=colour, alpha=0.17, linewidth=0, label=band)
-    axes.step(x, share, where="post", color=colour, linewidth=1.8, linestyle=line, label=label)
-    axes.set_xlim(0, x[-1])
-    axes.set_ylim(0, 1.02)
-
-
-def _label_strength(axes: Any, curve: Robustness) -> None:
-    unit = f": 1 is {curve.full_strength}" if curve.full_strength else ", in the furthest dimension"
-    axes.set_xlabel(f"strength, as a share of the range of theta{unit}")
-    axes.legend(frameon=False, fontsize=9, loc=BEST)
-
-
-def _blank(title: str, *, width: float = 6.4, height: float = 3.6, size: float = 12) -> tuple[Any, Any]:
+def _blank(title: str, height: float = 3.6) -> tuple[Any, Any]:
     """A figure with a title, and its axes."""
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = blank_figure(width, height)
+    figure = blank_figure(6.4, height)
     figure.set_layout_engine(ConstrainedLayoutEngine(rect=(0, 0.05, 1, 0.95)))
-    figure.suptitle(title, x=0.02, ha="left", fontsize=size, color=INK)
+    figure.suptitle(title, x=0.02, ha="left", fontsize=12, color=INK)
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors=QUIET, labelsize=9)
