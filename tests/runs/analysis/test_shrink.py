@@ -11,7 +11,7 @@ from torch import nn
 import themis
 from themis import Perturbation, Target, Theta, UsageError
 from themis.perturb.perturbation import column
-from themis.runs.analysis.shrink import BISECTIONS, MOST_SWEEPS, NUDGE, _describe_change, shrink
+from themis.runs.analysis.shrink import BISECTIONS, MOST_SWEEPS, NUDGE, shrink
 from themis.runs.replay import Replayer, read_run
 from themis.runs.store.reader import Reader
 
@@ -95,7 +95,7 @@ def test_one_dimension_ends_at_the_boundary_in_closed_form():
         assert each.margin < 0
         assert (each.answer, each.is_same, each.not_needed) == (1, True, ())
         assert each.passes == 2 + BISECTIONS
-        assert each.sentence == f"shift {after:.3g} instead of {before:.3g} is enough"
+        assert each.sentence == f"shift {after:.4g} instead of {before:.4g} is enough"
 
 
 def test_the_shrunk_test_is_a_fault_and_a_slightly_weaker_one_is_not():
@@ -118,7 +118,7 @@ def test_dimensions_that_do_not_matter_go_back_to_their_identity():
         assert each.after["down"] == 0
         assert each.after["idle"] == 1
         assert needed(each) <= each.after["up"] + 1e-6 <= needed(each) * (1 + 2 * NUDGE)
-        assert each.sentence.startswith(f"up {each.after['up']:.3g} instead of ")
+        assert each.sentence.startswith(f"up {each.after['up']:.4g} instead of ")
         assert each.sentence.endswith(" is enough; down and idle are not needed")
         assert each.passes < 60
 
@@ -222,7 +222,7 @@ def test_a_theta_that_breaks_the_model_at_its_identity_needs_nothing():
     assert len(shrunk) == 20
     for each in shrunk:
         assert (each.after["none"], each.strength, each.passes) == (0, 0, 2)
-        assert each.sentence == f"none 0 instead of {each.before['none']:.3g} is enough"
+        assert each.sentence == "the identity of theta is enough: none of its dimensions is needed"
 
 
 def test_an_attack_shrinks_to_its_radius_and_pays_its_own_passes():
@@ -262,15 +262,8 @@ def test_counts_end_at_whole_numbers(perturbation):
         assert each.distance == pytest.approx(count**0.5)
         before = int(each.before["count"] + 0.5)
         assert each.passes <= 2 + BISECTIONS + 2 + 4 + 2  # no whole number is run twice
-        needed = f"all {before}" if count == before else f"{count:.0f} of {before}"
-        assert each.sentence == f"{needed} features are enough; amount is not needed"
-
-
-def test_a_count_that_stays_is_told_as_all_of_it():
-    theta = Theta("count", 0, 20, unit="drops")
-    assert _describe_change(theta, 12.0, 12.0, True) == "all 12 drops"
-    assert _describe_change(theta, 12.0, 5.0, True) == "5 of 12 drops"
-    assert _describe_change(theta, 1.0, 1.0, True) == "1 of 1 drops"
+        needed = f"count {count:.0f}" + ("" if count == before else f" instead of {before}")
+        assert each.sentence == f"{needed} is enough; amount is not needed"
 
 
 def test_passes_are_batched_over_faults():

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from themis.errors import UsageError
 from themis.judge.estimate import Estimate, show_interval
 from themis.measure.tests import Bools, Floats, Ints, Tests
-from themis.perturb.perturbation import Theta
 from themis.runs.analysis.bench import OnProgress, Outcomes, TestBench, ignore_progress, open_bench, tests_of
 from themis.runs.display.text import RANDOM, UNBROKEN
 from themis.runs.fault import Fault
@@ -268,32 +267,22 @@ class _Shrinker:
 
 
 def _describe_needed(bench: TestBench, before: Floats, after: Floats) -> str:
-    """Such as "12 of 200 drops are enough" or "sigma 0.031 instead of 0.2 is enough; angle is not needed"."""
-    is_back = (after == bench.identity) if len(bench.theta) > 1 else np.array([False])
-    idle = [theta.name for theta, back in zip(bench.theta, is_back, strict=True) if back]
-    order = [k for k in np.argsort(-bench.shares(after), kind="stable").tolist() if not is_back[k]]
-    needed = [
-        _describe_change(bench.theta[k], float(before[k]), float(after[k]), bool(bench.is_whole[k])) for k in order
-    ]
-    if not needed:
+    """Such as "sigma 0.031 instead of 0.2 is enough; angle is not needed"."""
+    names = [theta.name for theta in bench.theta]
+    is_idle = after == bench.identity
+    if is_idle.all():
         return "the identity of theta is enough: none of its dimensions is needed"
-    is_count = needed[0][0].isdigit() or needed[0].startswith("all ")
-    is_one = len(needed) == 1 and (not is_count or needed[0].startswith("1 of "))
+    needed = []
+    for k in np.argsort(-bench.shares(after), kind="stable").tolist():
+        was, now = f"{before[k]:.4g}", f"{after[k]:.4g}"
+        if not is_idle[k]:
+            needed.append(f"{names[k]} {now}" + (f" instead of {was}" if was != now else ""))
     if len(needed) > NAMED:
         needed[NAMED:] = [f"{len(needed) - NAMED} more"]
-    verb, extent = "is" if is_one else "are", "the smallest found" if (before == after).all() else "enough"
-    text = f"{_join(needed)} {verb} {extent}"
+    idle = [name for name, has_gone in zip(names, is_idle, strict=True) if has_gone]
+    extent = "the smallest found" if (before == after).all() else "enough"
+    text = f"{_join(needed)} {'is' if len(needed) == 1 else 'are'} {extent}"
     return f"{text}; {_join(idle)} {'is' if len(idle) == 1 else 'are'} not needed" if idle else text
-
-
-def _describe_change(theta: Theta, before: float, after: float, is_whole: bool) -> str:
-    for form in (".0f",) if is_whole else (".3g", ".5g", ".9g"):  # as many digits as are needed to tell them apart
-        was, now = format(before, form), format(after, form)
-        if was != now:
-            break
-    if theta.name == "count" or theta.name.endswith("_count"):
-        return f"all {was} {theta.unit}" if now == was != "1" else f"{now} of {was} {theta.unit}"
-    return f"{theta.name} {now}" if now == was else f"{theta.name} {now} instead of {was}"
 
 
 def _join(words: list[str]) -> str:
