@@ -56,7 +56,7 @@ def test_an_opened_run_shows_draws_and_tabulates_without_its_model(made):
     opened = themis.open_run(str(out))
     assert run.stop in opened._repr_html_()
     assert "becomes" in opened.faults[0]._repr_html_()
-    for name in ("coverage", "faults", "layers", "matrix", "theta", "time"):
+    for name in ("coverage", "faults"):
         assert isinstance(getattr(opened, f"plot_{name}")(), Figure)
     assert len(opened.faults.to_pandas()) == len(run.faults)
     with pytest.raises(UsageError, match="does not record how to create its"):
