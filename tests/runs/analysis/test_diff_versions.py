@@ -2,7 +2,6 @@
 
 import copy
 
-import numpy as np
 import pytest
 import torch
 from averaging_nets import Mean, seeds
@@ -38,14 +37,6 @@ def test_a_model_that_breaks_earlier_is_worse_and_its_new_faults_are_named(base)
     assert paired.after.value == pytest.approx(0.5 * (0.25 - 0.06) / 0.5, abs=0.03)
     assert paired.difference.low > 0.01
     assert paired.p_value < 0.01
-    assert [(part.low, part.high) for part in paired.by_strength] == [(k / 5, (k + 1) / 5) for k in range(5)]
-    assert sum(part.tests for part in paired.by_strength) == 1000
-    mean = seeds()[0].mean((1, 2, 3)).double().numpy()
-    for part in paired.by_strength:
-        strength = np.linspace(part.low, part.high, 1001) * 0.25  # half of the shifts go down, and break nothing
-        for rate, limit in ((part.before, 0.5), (part.after, 0.42)):
-            assert rate.low <= 1 - 0.5 * np.mean(mean[:, None] + strength > limit) <= rate.high
-    assert any(row[0] == "correct under a random disturbance, strength 0.8 to 1" for row in found.rows())
     assert found.fixed == ()
     assert set(found.still) == {fault.id for fault in base.faults.distinct()}
     assert found.new

@@ -15,15 +15,14 @@ from themis.compute import rng
 from themis.data.seeds import Seeds
 from themis.errors import DataError, ModelError, UsageError
 from themis.judge.estimate import Estimate
-from themis.judge.risk import fault_rate, mean_estimate, mean_p_value
+from themis.judge.risk import mean_estimate, mean_p_value
 from themis.measure.tests import Bools, Floats, Ints
 from themis.runs.analysis import diff
 from themis.runs.analysis.bench import Outcomes, TestBench, open_bench
-from themis.runs.estimates import N_PARTS
 from themis.runs.fault import Fault
 from themis.runs.faults import telling_score
 from themis.runs.run import Run
-from themis.search.policy import Numbers, Space
+from themis.search.policy import Space
 from themis.settings import policy_name
 from themis.text import counted, percent
 
@@ -249,8 +248,6 @@ def compare_versions(first: Side, second: Side, n_tests: int, random_seed: int, 
             shared = _share_seeds(first, second, benches)
             usable = _usable_by_both(shared)
             paired = _run_paired(usable, box, n_tests, random_seed, comparisons)
-            if first.theta != second.theta:
-                paired = replace(paired, by_strength=())  # it would be a share of the common range, not of theirs
             faults = (first.run.faults.distinct(), second.run.faults.distinct())
             gone = _replay_on_other(faults[0], faults[1], *usable, box)
             new = _replay_on_other(faults[1], faults[0], usable[1], usable[0], box)
@@ -412,22 +409,7 @@ def _run_paired(models: Models, box: Box, n: int, random_seed: int, comparisons:
         "seeds_worse": failed_after > failed_before,
     }
     counts: dict[str, Any] = {name: int(mask.sum()) for name, mask in masks.items()}
-    by_strength = _by_strength(bench.strength(tests.theta), position, was_run, before, after)
-    return diff.PairedTests(**vars(rates), **counts, comparisons=comparisons, by_strength=by_strength)
-
-
-def _by_strength(
-    strength: Numbers, position: Ints, was_run: Bools, before: Bools, after: Bools
-) -> tuple[diff.PairedStrength, ...]:
-    """The share of correct answers of both models in equal parts of the strength."""
-    parts, part = [], np.minimum((strength * N_PARTS).astype(np.int64), N_PARTS - 1)
-    for k in range(N_PARTS):
-        is_inside, n = was_run & (part == k), int(position.max()) + 1
-        tests, *failed = (_by_seed(position, is_inside & mask, n) for mask in (was_run, before, after))
-        rates = [fault_rate(tests, tests - faults) for faults in failed]
-        if rates[0] is not None and rates[1] is not None:
-            parts.append(diff.PairedStrength(k / N_PARTS, (k + 1) / N_PARTS, int(is_inside.sum()), rates[0], rates[1]))
-    return tuple(parts)
+    return diff.PairedTests(**vars(rates), **counts, comparisons=comparisons)
 
 
 def _replay_on_other(

@@ -8,23 +8,11 @@ from typing import Any
 
 from themis.judge.estimate import Estimate, show_interval
 from themis.runs.display.fault import describe_fault
-from themis.runs.display.text import RANDOM
 from themis.runs.fault import Fault
 from themis.runs.store.files import json_safe
 from themis.text import one_line, percent, printable
 
 N_LISTED_IDS = 20
-
-
-@dataclass(frozen=True)
-class PairedStrength:
-    """The paired tests of these strengths, and the share that each model still answers correctly."""
-
-    low: float
-    high: float
-    tests: int
-    before: Estimate
-    after: Estimate
 
 
 @dataclass(frozen=True)
@@ -57,8 +45,6 @@ class PairedTests(PairedRates):
     seeds_worse: int
     comparisons: int = 1
     """How many differences are tested together, such as those of a suite's members; the intervals hold together."""
-    by_strength: tuple[PairedStrength, ...] = ()
-    """Empty if the ranges of theta differ."""
 
 
 @dataclass(frozen=True)
@@ -197,9 +183,6 @@ class Diff:
         if self.paired is not None:
             rates = (self.paired.before, self.paired.after)
             rows.append(("fault rate, same tests", *(show_interval(rate, 2) for rate in rates)))
-            for part in self.paired.by_strength:
-                name = f"{RANDOM}, strength {part.low:.2g} to {part.high:.2g}"
-                rows.append((name, *map(show_interval, (part.before, part.after))))
         return rows
 
     def lines(self) -> list[str]:
