@@ -6,7 +6,7 @@ import pytest
 
 from themis.judge.coverage import Coverage
 from themis.judge.estimate import Estimate
-from themis.runs.display.text import describe_reach, round_line
+from themis.runs.display.text import left_to_find, round_line
 from themis.runs.run import Round
 
 pytestmark = pytest.mark.quick
@@ -17,16 +17,14 @@ ROUND = Round(
 )  # fmt: skip
 
 
-def test_what_is_within_reach_is_a_sentence():
-    assert describe_reach(ROUND) == (
-        "found 412 of about 520 distinct faults (95%: 470 to 610) and 150 of about 160 failing seeds that four times "
-        "the tests would find"
-    )
+def test_what_is_left_to_find_is_what_more_tests_would_add():
+    text = "about 108 distinct faults (95%: 58 to 198) with four times the tests"
+    assert left_to_find(ROUND) == text
 
 
 def test_without_a_fault_the_upper_limit_is_stated():
     clean = replace(ROUND, faults=0, distinct_faults=0, failing_seeds=0, reachable_faults=Estimate(0, 0, 7))
-    assert describe_reach(clean) == "no fault was found; four times the tests would find at most 7 (95%)"
+    assert left_to_find(clean) == "at most 7 distinct faults (95%) with four times the tests"
 
 
 def test_a_line_of_progress_says_what_is_within_reach():

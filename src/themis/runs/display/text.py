@@ -97,7 +97,6 @@ def _details(run: Run) -> list[tuple[str, str | None]]:
     return [
         ("residual risk", risk),
         ("calibration", describe_calibration(run.calibration)),
-        ("within reach", None if last.reachable_faults is None else describe_reach(last)),
         ("sampled", sampled if start.covers_neurons else None),
         ("neurons", f"{neurons}{coverage.n_unseen:,} not yet moved" if start.covers_neurons else None),
         ("rivals", rivals),
@@ -130,20 +129,6 @@ def left_to_find(round: Round) -> str:
     if not round.distinct_faults:
         return f"at most {high:,.0f} distinct faults (95%) with four times the tests"
     return f"about {value:,.0f} distinct faults (95%: {low:,.0f} to {high:,.0f}) with four times the tests"
-
-
-def describe_reach(round: Round) -> str:
-    """How much of what the search can find was found."""
-    faults, seeds = round.reachable_faults, round.reachable_seeds
-    if faults is None or seeds is None:
-        return "unknown: an earlier version of Themis ran this round"
-    if not round.distinct_faults:
-        return f"no fault was found; four times the tests would find at most {faults.high:,.0f} (95%)"
-    ends = f"95%: {faults.low:,.0f} to {faults.high:,.0f}"
-    return (
-        f"found {round.distinct_faults:,} of about {faults.value:,.0f} distinct faults ({ends}) and "
-        f"{round.failing_seeds:,} of about {seeds.value:,.0f} failing seeds that four times the tests would find"
-    )
 
 
 def about(forecast: int) -> str:
