@@ -101,15 +101,13 @@ def read_view(run: Reader | str | Path, *, most_pictures: int = MAX_PICTURES) ->
     kept = [k for k, is_kept in enumerate(faults.columns["kept"]) if is_kept]
     kept_ids, kept_seeds = ([column[k] for k in kept] for column in (faults.columns["id"], faults.columns["seed_id"]))
     matrix = answer_matrix(run)
-    final = estimates.final_figures(summary)
-    slices, decision = final["slices"], final["decision"]
+    known = estimates.known_figures(run.record, summary, progress, rounds)
+    slices, decision, rate = known["slices"], known["decision"], known["fault_rate"]
     named = chain(
         matrix["rows"], matrix["columns"], *(faults.columns[name] for name in ("answer", "clean_answer", "label"))
     )
     answers = sorted({answer for answer in named if isinstance(answer, int)})  # that the page may have to name
     counts = _counts(run, last)
-    is_weighted = run.record["settings"].get("seed_weights") is not None
-    uniform = estimates.uniform_estimates(summary, progress, rounds, is_weighted=is_weighted)
     clean = CleanScores(*(start.get(f"clean_{field.name}") for field in fields(CleanScores)))
     perturbation, origin = run.record["perturbation"], run.record["origin"]
     if origin is not None and start:
@@ -132,17 +130,17 @@ def read_view(run: Reader | str | Path, *, most_pictures: int = MAX_PICTURES) ->
             task,
             counts,
             clean,
-            uniform.fault_rate,
+            rate,
             constant=start.get("constant"),
             is_running=state == "running",
         ),
         stop=run.stop_sentence(summary, state),
         decision=decision and decision.clause,  # with --decide
-        fault_rate=uniform.fault_rate,
+        fault_rate=rate,
         profile=describe_profile(run.record["theta"], run.record["settings"].get("seed_weights")),
         review=review and {"text": review.text, "counts": review.counts, **review.as_dict()},  # None without marks
         agreements=[str(agreement) for agreement in review.agreements] if review else [],
-        residual_risk=uniform.residual_risk,
+        residual_risk=known["residual_risk"],
         reach=_reach(last),
         coverage=_coverage(ended, last),
         covers_neurons=record_covers_neurons(run.record),
@@ -158,16 +156,16 @@ def read_view(run: Reader | str | Path, *, most_pictures: int = MAX_PICTURES) ->
         inputs=read_inputs(run, kept_ids, kept_seeds, most_pictures, feature_names(run)),
         matrix=matrix,
         rates=estimates.rates_by_theta(run, progress),
-        strengths=final["correct_by_strength"],
-        calibration=describe_calibration(final["calibration"]),
+        strengths=known["correct_by_strength"],
+        calibration=describe_calibration(known["calibration"]),
         slices=slices,
-        worst_slices=[rate.name for rate in worst_slices(slices, uniform.fault_rate)],
+        worst_slices=[rate.name for rate in worst_slices(slices, rate)],
         has_dropped=bool(last and last.dropped),
         breaking=breaking_curve(run, counts.seeds),
         rounds=_rounds(rounds),
         layers=_layers(run, last, estimates.layer_sensitivity(run, progress), faults.shares),
         normality=ended.get("normality"),
-        seconds=estimates.phase_seconds(summary, progress),
+        seconds=known["seconds"],
         kinds=ended.get("kinds", {}),  # tests and faults by kind of proposal
         criterion=ended.get("criterion"),
         config=describe_settings(origin, {"perturb": perturbation, **run.record["settings"]}),

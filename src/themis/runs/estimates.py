@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
@@ -36,20 +36,11 @@ N_PARTS = 5
 TESTS_PER_BIN = 10
 """Uniform tests that a part must have on average; with fewer tests there are fewer parts."""
 TESTS_AT_ONCE = 1 << 20
+UNIFORM = ("fault_rate", "residual_risk", "residual_risk_uniform")
+"""What the uniform stream says about the model; None without one."""
 ALPHA = 0.05
 """How often the limits of slices that hold together may fail."""
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class UniformEstimates:
-    """What the uniform stream says about the model; None without a uniform stream."""
-
-    fault_rate: Estimate | None
-    residual_risk: Estimate | None
-    """The chance that the next uniform test shows a distinct fault that no test of the campaign has seen."""
-    residual_risk_uniform: Estimate | None
-    """The same for a distinct fault that no test of the uniform stream has seen."""
 
 
 @dataclass(frozen=True)
@@ -84,31 +75,15 @@ class ThetaRates:
     parts: tuple[ThetaBin, ...]
 
 
-def uniform_estimates(
-    summary: dict[str, Any] | None, progress: SavedProgress | None, rounds: Sequence[Round], *, is_weighted: bool
-) -> UniformEstimates:
-    """Fault rate and residual risk: from the summary if there is one, otherwise from checkpoint and last round.
-
-    is_weighted: whether the seeds have weights; the fault rate is then known only at the end.
-    """
-    if summary is not None:
-        return UniformEstimates(*(_estimate(summary.get(each.name)) for each in fields(UniformEstimates)))
-    if progress is None:
-        return UniformEstimates(None, None, None)
-    from themis.judge.risk import fault_rate, unseen_mass
-
-    tests, faults = progress.uniform_tests_by_seed, progress.uniform_faults_by_seed
-    of_uniform = unseen_mass(progress.uniform_times_seen, int(tests.sum()))
-    of_campaign = rounds[-1].residual_risk if rounds else None
-    rate = None if is_weighted else fault_rate(tests, faults)
-    return UniformEstimates(rate, of_campaign or of_uniform, of_uniform)
-
-
-def final_figures(summary: dict[str, Any] | None) -> dict[str, Any]:
-    """What is known at the end of a campaign, by the fields of `Run`; empty or None before, and in other tasks."""
+def known_figures(
+    record: dict[str, Any], summary: dict[str, Any] | None, progress: SavedProgress | None, rounds: Sequence[Round]
+) -> dict[str, Any]:
+    """The figures of a campaign by the fields of `Run`: all once it has ended, before that those of its checkpoint."""
     plain = summary or {}
     decision, normality, calibration = (plain.get(name) for name in ("decision", "normality", "calibration"))
-    return {
+    figures = {
+        **{name: _estimate(plain.get(name)) for name in ("coverage_interval", *UNIFORM)},
+        **{name: plain.get(name) for name in ("coverage_uniform", "design_effect", "requests")},
         "decision": decision and Decision(**decision),
         "normality": normality and Normality(**normality),
         "calibration": calibration and Calibration(*(_estimate(calibration[name]) for name in ("clean", "disturbed"))),
@@ -119,20 +94,24 @@ def final_figures(summary: dict[str, Any] | None) -> dict[str, Any]:
         "slices": tuple(
             SliceRate(**{**each, "fault_rate": _estimate(each["fault_rate"])}) for each in plain.get("slices", ())
         ),
-        "coverage_interval": _estimate(plain.get("coverage_interval")),
-        **{name: plain.get(name) for name in ("coverage_uniform", "design_effect", "requests")},
+        "seconds": Seconds(**plain["seconds"]) if plain else None,
+        "kinds": plain.get("kinds", {}),
     }
+    if plain or progress is None:
+        return figures
+    from themis.judge.risk import fault_rate, unseen_mass
+
+    tests, faults = progress.uniform_tests_by_seed, progress.uniform_faults_by_seed
+    of_uniform = unseen_mass(progress.uniform_times_seen, int(tests.sum()))
+    is_weighted = record["settings"].get("seed_weights") is not None  # the rate is then known only at the end
+    rate = None if is_weighted else fault_rate(tests, faults)
+    of_campaign = rounds[-1].residual_risk if rounds else None
+    known = dict(zip(UNIFORM, (rate, of_campaign or of_uniform, of_uniform), strict=True))
+    return {**figures, **known, "seconds": progress.seconds, "kinds": progress.kinds}
 
 
 def _estimate(plain: dict[str, float] | None) -> Estimate | None:
     return None if plain is None else Estimate(**plain)
-
-
-def phase_seconds(summary: dict[str, Any] | None, progress: SavedProgress | None) -> Seconds | None:
-    """The time spent in each phase: from the summary if there is one, otherwise from the last checkpoint."""
-    if summary is not None:
-        return Seconds(**summary["seconds"])
-    return None if progress is None else progress.seconds
 
 
 def layer_sensitivity(run: Reader, progress: SavedProgress | None) -> dict[str, SensitivitySpread]:

@@ -26,7 +26,7 @@ from themis.perturb.perturbation import Theta, is_same_code
 from themis.runs.analysis.review import read_review
 from themis.runs.display.fault import answered_boxes, stored_boxes
 from themis.runs.environment import check_same_tests, describe_environment, describe_tested, list_changes, threads
-from themis.runs.estimates import final_figures, phase_seconds, read_progress, uniform_estimates
+from themis.runs.estimates import known_figures, read_progress
 from themis.runs.fault import Fault, FaultInputs, Replay, Tested
 from themis.runs.parts import read_split
 from themis.runs.run import Run, Seconds, Start
@@ -361,23 +361,19 @@ def read_run(handle: Replayer) -> Run:
     if not rounds:
         raise UsageError(f"a run must have finished a round, but {run.path} has none yet: wait for the first one")
     state = run.state(summary)
-    is_weighted = run.record["settings"].get("seed_weights") is not None
-    figures = summary or {}
-    criterion = figures.get("criterion") or {}
+    ended, known = summary or {}, known_figures(run.record, summary, progress, rounds)
+    criterion = ended.get("criterion") or {}
     of_run = {*RUN_FIGURES, *(run.record["start"].get("criterion") or {})}
     return Run(
         stop=run.stop_sentence(summary, state),
-        stop_reason=figures.get("stop_reason") or state,
+        stop_reason=ended.get("stop_reason") or state,
         faults=run.faults(handle=handle),
         rounds=rounds,
         start=_start(run.record),
-        **vars(uniform_estimates(summary, progress, rounds, is_weighted=is_weighted)),
-        **final_figures(summary),
+        **{**known, "seconds": known["seconds"] or Seconds(0.0, 0.0, 0.0, 0.0)},
         near_ties=[] if progress is None else progress.near_ties,
-        seconds=phase_seconds(summary, progress) or Seconds(0.0, 0.0, 0.0, 0.0),
-        kinds=figures.get("kinds", {} if progress is None else progress.kinds),
         raised=(criterion or ({} if progress is None else progress.counts)).get("raised", 0),
-        policy={name: value for name, value in figures.get("policy", {}).items() if name != "name"},
+        policy={name: value for name, value in ended.get("policy", {}).items() if name != "name"},
         of_criterion={name: value for name, value in criterion.items() if name not in of_run},
         environment=run.record["environment"],
         review=read_review(run),
