@@ -7,7 +7,6 @@ user set explicitly. `convert` reads the values of flags and of files by the sam
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,7 +14,7 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from shutil import get_terminal_size
-from types import MappingProxyType, NoneType, UnionType
+from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from themis.errors import UsageError, closest
@@ -55,14 +54,6 @@ class Option(argparse.Action):
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
         before = getattr(namespace, self.dest, None) if bare_kind(self.kind)[0] == list[str] else None
         setattr(namespace, self.dest, values if before is None else f"{before},{values}")
-
-
-class PrintSchema(argparse.Action):
-    """A flag that prints the schema of the configuration file, as `--help` prints the help."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> NoReturn:
-        print(json.dumps(describe_options(parser), indent=2))
-        parser.exit()
 
 
 class Parser(argparse.ArgumentParser):
@@ -134,13 +125,11 @@ def add_option(
 
 
 def add_config(group: Group) -> None:
-    """Add `--config`, `--print-config` and `--print-schema`."""
+    """Add `--config` and `--print-config`."""
     text = "read options from a YAML file, such as max_tests: 5000; flags override it"
     group.add_argument("--config", metavar="FILE", help=text)
     text = "print the options as YAML for --config, and exit"
     group.add_argument("--print-config", action="store_true", help=text)
-    text = "print the JSON Schema of such a file, with which editors complete and check it, and exit"
-    group.add_argument("--print-schema", action=PrintSchema, nargs=0, default=argparse.SUPPRESS, help=text)
 
 
 def check_file(flag: str, path: Path, endings: Sequence[str], *, replaces: bool) -> None:
@@ -203,17 +192,12 @@ def read_config(path: str, actions: dict[str, argparse.Action], ignored: Collect
         if name not in known:
             raise UsageError(f"unknown option {key!r} in {path}: {_closest(name, known, 'see --help')}")
         try:
-            values[name] = convert(name, value, kind_of(actions[name]))
+            action = actions[name]  # of an option, of a flag without a value, or of an argument
+            kind = action.kind if isinstance(action, Option) else bool if action.nargs == 0 else str | None
+            values[name] = convert(name, value, kind)
         except UsageError as error:
             raise UsageError(f"in {path}: {error}") from None
     return values
-
-
-def kind_of(action: argparse.Action) -> Any:
-    """The type of the values of an option, of a flag without a value, or of an argument."""
-    if isinstance(action, Option):
-        return action.kind
-    return bool if action.nargs == 0 else str | None
 
 
 def as_yaml(values: dict[str, Any]) -> str:
@@ -341,54 +325,16 @@ class Kind(NamedTuple):
     rule: str
     read: Callable[[Any], Any]
     """Raises ValueError or KeyError for a value of another kind."""
-    types: list[str]
-    """What a file may give, as a JSON Schema says it; a list may also be written as the text `a,b`."""
-    more: Mapping[str, Any] = MappingProxyType({})
 
 
-_NUMBERS, _INTEGERS, _TEXTS = ({"items": {"type": kind}} for kind in ("number", "integer", ["string", "number"]))
 _BOOLS = {"true": True, "false": False}
 VALUE_KINDS: dict[Any, Kind] = {
-    int: Kind("N", "a whole number", _integer, ["integer"]),
-    float: Kind("X", "a number", _number, ["number"]),
-    str: Kind("NAME", "text", _text, ["string", "number"]),
-    bool: Kind("", "true or false", lambda value: _BOOLS[str(value).lower()], ["boolean"]),
-    list[float]: Kind(
-        "X,X,...", "numbers such as 0.4,0.5,0.4", _list(_number), ["array", "string", "number"], _NUMBERS
-    ),
-    list[int]: Kind(
-        "N,N,...", "whole numbers such as 2,0,1", _list(_integer), ["array", "string", "integer"], _INTEGERS
-    ),
-    list[str]: Kind("NAME,...", "names such as conv1,fc*", _list(_text), ["array", "string", "number"], _TEXTS),
-    tuple[float, float]: Kind(
-        "LOW,HIGH", "two numbers such as 0,255", _pair, ["array", "string"], _NUMBERS | {"minItems": 2, "maxItems": 2}
-    ),
+    int: Kind("N", "a whole number", _integer),
+    float: Kind("X", "a number", _number),
+    str: Kind("NAME", "text", _text),
+    bool: Kind("", "true or false", lambda value: _BOOLS[str(value).lower()]),
+    list[float]: Kind("X,X,...", "numbers such as 0.4,0.5,0.4", _list(_number)),
+    list[int]: Kind("N,N,...", "whole numbers such as 2,0,1", _list(_integer)),
+    list[str]: Kind("NAME,...", "names such as conv1,fc*", _list(_text)),
+    tuple[float, float]: Kind("LOW,HIGH", "two numbers such as 0,255", _pair),
 }
-
-
-def describe_options(parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """The schema of the options that `--config` reads for the command of a parser."""
-    properties = {}
-    for action in parser._actions:
-        is_kept = not action.option_strings or action.default != argparse.SUPPRESS  # --help and the like are not
-        if is_kept and action.dest not in NOT_IN_A_FILE:
-            properties[action.dest] = _describe(action)
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"Options of {parser.prog}",
-        "description": f"A YAML file for {parser.prog} --config.",
-        "type": "object",
-        "properties": properties,
-        "additionalProperties": False,
-    }
-
-
-def _describe(action: argparse.Action) -> dict[str, Any]:
-    kind, is_optional = bare_kind(kind_of(action))
-    types = VALUE_KINDS[kind].types + ["null"] * is_optional
-    described = {"type": types if len(types) > 1 else types[0], **VALUE_KINDS[kind].more}
-    described["description"] = str(action.help).replace("%%", "%")
-    default = False if kind is bool and action.default is None else action.default
-    if default not in (None, argparse.SUPPRESS):
-        described["default"] = list(default) if isinstance(default, tuple) else default
-    return described
