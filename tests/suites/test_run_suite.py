@@ -141,11 +141,12 @@ def test_mce_is_that_of_a_plain_loop(suite, tmp_path):
 @pytest.mark.parametrize(
     ("baseline", "message"),
     [
-        ({"fog": 0.3}, "must have an error for 'gaussian-0.4'"),
-        ({"fog": 30, "gaussian-0.4": 0.2}, "must be an error in 0..1"),
-        ({"fog": 0.3, "gaussian-0.4": [0.1]}, "or 2 of them, one per level"),
-        (7, "the folder of a suite, or numbers"),
-        ("nowhere.json", "does not exist"),
+        ({"fog": 0.3}, "must have 'gaussian-0.4', which is missing; name a suite, or give errors by member"),
+        ({"fog": 30, "gaussian-0.4": 0.2}, "fog must be a finite number from 0 to 1, got 30"),
+        ({"fog": 0.3, "gaussian-0.4": [0.1]}, "gaussian-0.4 must be a finite number from 0 to 1, got a list of 1; "),
+        ({"fog": 0.3, "gaussian-0.4": 0.1, "clean": 2}, "clean must be a finite number from 0 to 1, got 2"),
+        (7, "the baseline must be an object with names and values, got 7; name a suite, or give errors"),
+        ("nowhere.json", "but nowhere.json is not: .*No such file"),
     ],
 )
 def test_a_baseline_that_does_not_fit_is_refused(suite, baseline, message):

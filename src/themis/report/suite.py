@@ -15,7 +15,6 @@ from themis.report.page import REPORT, ShellCommand, read_inputs, render_page, w
 from themis.runs.fault import name_answer, name_outcome
 from themis.runs.store.files import REPLACE_REMEDY, check_free, json_safe, write_fresh
 from themis.runs.store.reader import Reader
-from themis.runs.store.schema import DATABASE
 from themis.settings import FAILS
 from themis.suites import result
 from themis.suites.definition import suite_title
@@ -66,7 +65,7 @@ def read_suite_view(suite: result.SuiteRun, errors: result.CorruptionErrors | No
             "class_names": names,
             "classes": classes,
             "slices": suite.worst_slices(N_SLICES),
-            "pictures": [shown for name in suite.members if (shown := _telling(suite.path / name, name)) is not None],
+            "pictures": [shown for folder in suite.run_folders.values() if (shown := _telling(folder)) is not None],
             "share": record["options"]["share"],
             "config": describe_settings(record["origin"], {**record["settings"], **record["options"]}),
             "next": next(iter(commands), None),
@@ -88,10 +87,8 @@ def write_suite_report(
     """Write the reports of a suite and its members; return its path. `replaces`: also files that are no reports."""
     path = suite.path / REPORT if out is None else Path(out)
     check_free(path, replaces=replaces)
-    for name in suite.members:
-        folder = suite.path / name
-        if not folder.is_symlink() and (folder / DATABASE).is_file():
-            write_report(folder, most_pictures=most_pictures, replaces=replaces)
+    for folder in suite.run_folders.values():
+        write_report(folder, most_pictures=most_pictures, replaces=replaces)
     content = render_suite(read_suite_view(suite, errors)).encode("utf-8", "replace")
     write_fresh(path, content, replaces=replaces, remedy=REPLACE_REMEDY)
     return path
@@ -156,10 +153,8 @@ def _classes(suite: result.SuiteRun) -> tuple[list[str], list[dict[str, Any]]]:
     return column["values"], rows
 
 
-def _telling(folder: Path, member: str) -> dict[str, Any] | None:
+def _telling(folder: Path) -> dict[str, Any] | None:
     """The most telling stored fault of a member; None without one, or if it cannot be read."""
-    if folder.is_symlink() or not (folder / DATABASE).is_file():
-        return None
     try:
         with closing(Reader(folder, is_brief=True)) as run:
             for fault in run.faults("tensors IS NOT NULL").most_telling(1):
@@ -168,7 +163,7 @@ def _telling(folder: Path, member: str) -> dict[str, Any] | None:
                 theta = ", ".join(f"{name} {value:.3g}" for name, value in fault.theta.items())
                 clean = fault.clean_answer
                 return {
-                    "member": member,
+                    "member": folder.name,
                     "text": f"seed {fault.seed_id}: {theta}",
                     "before": name_answer(task, clean, names) if clean is not None and clean >= 0 else "",
                     "after": name_outcome(task, fault.answer, names),

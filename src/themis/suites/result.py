@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -14,7 +14,7 @@ import numpy as np
 from themis.data.seeds import Seeds
 from themis.errors import UsageError, nearest
 from themis.judge.estimate import Estimate, describe_share, share
-from themis.reading import read_yaml
+from themis.reading import check_form, either, items, number, optional, read_yaml, record
 from themis.runs.estimates import strengths
 from themis.runs.replay import Replayer, open_run, read_run
 from themis.runs.run import Run
@@ -22,7 +22,7 @@ from themis.runs.store.reader import Reader
 from themis.runs.store.schema import DATABASE, theta_column
 from themis.runs.trust import Trusted
 from themis.settings import FAILS, HOLDS, UNDECIDED, read_claim
-from themis.suites.folder import SUITE, is_running, is_suite, read_record
+from themis.suites.folder import is_running, is_suite, read_record
 from themis.suites.grades import Interval, MeanRatio, SuiteGrades, corruption_errors, ends
 from themis.target.target import AnyTarget
 from themis.text import counted, percent
@@ -149,6 +149,12 @@ class SuiteRun:
             raise UsageError(f"member must be one of the suite's, got {member!r}: {nearest(member, self.members)}")
         return self.path / member
 
+    @property
+    def run_folders(self) -> dict[str, Path]:
+        """The run folders of the members that have begun, by name; a link is none of them."""
+        folders = {name: self.path / name for name in self.members}
+        return {name: path for name, path in folders.items() if not path.is_symlink() and (path / DATABASE).is_file()}
+
     def __getitem__(self, member: str) -> Run:
         return open_run(self.folder(member))
 
@@ -161,14 +167,15 @@ class SuiteRun:
     @cached_property
     def rows(self) -> list[MemberRow]:
         """One row per member, in the order of the suite."""
-        return [self._row(member) for member in self.record["members"]]
+        folders = self.run_folders
+        return [self._row(member, folders.get(member["name"])) for member in self.record["members"]]
 
-    def _row(self, member: dict[str, Any]) -> MemberRow:
-        name, folder = member["name"], self.path / member["name"]
+    def _row(self, member: dict[str, Any], folder: Path | None) -> MemberRow:
+        name = member["name"]
         row = MemberRow(name, member["perturb"], member["range"], member["note"])
         if (error := self.grades.member_errors.get(name)) is not None:
             row = replace(row, error=float(np.mean(self.errors[name])), error_interval=ends(error))
-        if folder.is_symlink() or not (folder / DATABASE).is_file():
+        if folder is None:
             return row
         with closing(Reader(folder, is_brief=True)) as run:
             summary = run.summary()
@@ -466,35 +473,21 @@ def _read_baseline(baseline: Baseline, suite: SuiteRun) -> tuple[dict[str, list[
             text, baseline = "the published errors of AlexNet", PUBLISHED_ERRORS
         try:
             baseline = read_yaml(Path(baseline))  # JSON is YAML too
-        except FileNotFoundError:
-            raise UsageError(
-                f"the baseline must be the folder of a suite with {SUITE}, or a file of numbers, but {text} does not "
-                "exist"
-            ) from None
         except (OSError, ValueError) as error:
-            raise UsageError(f"the baseline {text} must be numbers in YAML or JSON: {error}") from error
-    if not isinstance(baseline, Mapping):
-        raise UsageError(
-            f"a baseline must be the folder of a suite, or numbers by member, got {type(baseline).__name__}: write "
-            f"for instance {{'{suite.members[0]}': 0.4, 'clean': 0.1}}"
-        )
+            problem = f"the folder of a suite, or a file of numbers in YAML or JSON, but {text} is not: {error}"
+            raise UsageError(f"the baseline must be {problem}") from error
+    share = number(0, 1)
+    of_members = {name: either(items(share, len(levels)), share) for name, levels in suite.errors.items()}
+    try:
+        check_form(baseline, record(of_members, {"clean": optional(share)}), "the baseline")
+    except ValueError as error:
+        example = f"{{'{suite.members[0]}': 0.4, 'clean': 0.1}}"
+        raise UsageError(f"{error}; name a suite, or give errors by member, one or one per level: {example}") from None
     errors = {}
     for name, levels in suite.errors.items():
-        if name not in baseline:
-            raise UsageError(f"the baseline must have an error for {name!r}, but it has none: add it as a share of 1")
         value = baseline[name]
-        values = list(value) if isinstance(value, list | tuple) else [value] * len(levels)
-        is_share = all(isinstance(v, int | float) and not isinstance(v, bool) and 0 <= v <= 1 for v in values)
-        if not is_share or len(values) != len(levels):
-            raise UsageError(
-                f"the baseline of {name!r} must be an error in 0..1, or {len(levels)} of them, one per level, got "
-                f"{value!r}: write 0.4 for 40%"
-            )
-        errors[name] = [float(v) for v in values]
-    clean = baseline.get("clean")
-    if clean is not None and not (isinstance(clean, int | float) and 0 <= clean <= 1):
-        raise UsageError(f"clean of the baseline must be an error in 0..1, got {clean!r}: write 0.1 for 10%")
-    return errors, None if clean is None else float(clean), text
+        errors[name] = value if isinstance(value, list) else [value] * len(levels)
+    return errors, baseline.get("clean"), text
 
 
 Rebuild = Callable[[Reader], Replayer]
@@ -525,10 +518,7 @@ def open_members(suite: SuiteRun, rebuild: Rebuild | None = None, trust: Trusted
     with ExitStack() as stack:
         members: dict[str, Run] = {}
         first: Replayer | None = None
-        for name in suite.members:
-            folder = suite.path / name
-            if folder.is_symlink() or not (folder / DATABASE).is_file():
-                continue
+        for name, folder in suite.run_folders.items():
             run = stack.enter_context(closing(Reader(folder)))
             if first is None:
                 handle = first = Replayer(run, trust=trust) if rebuild is None else rebuild(run)
