@@ -216,13 +216,13 @@ def test_the_input_of_an_attack_on_other_weights_is_the_stored_one(moved, capsys
     net = torch.load(moved / "net.pt")
     net["conv.weight"] *= 1 + 3e-2 * torch.randn(net["conv.weight"].shape, generator=torch.Generator().manual_seed(1))
     torch.save(net, moved / "net.pt")
-    main(["replay", str(moved / "attack"), *ids, "--out", "a.npz"])
+    main(["replay", str(moved / "attack"), *ids])
     printed = capsys.readouterr().out
     assert re.search(r"input   differs by up to [\d.]+; the model was given the recorded one", printed)
-    arrays = np.load("a.npz")
-    kept = Reader(moved / "attack").tensors(arrays["id"].tolist())
-    for id, inputs in zip(arrays["id"].tolist(), arrays["inputs"], strict=True):
-        np.testing.assert_array_equal(inputs, kept[id].inputs[0])
+    reader = Reader(moved / "attack")
+    kept = reader.tensors([int(id) for id in ids])
+    for fault in reader.faults("tensors IS NOT NULL", handle=Replayer(reader)):
+        np.testing.assert_array_equal(fault.replay().inputs, kept[fault.id].inputs[0])
 
 
 def test_other_weights_and_data_can_be_given(moved, tmp_path, capsys):
@@ -261,30 +261,10 @@ def test_replaying_a_run_from_python_says_what_it_needs(home, tmp_path, capsys, 
         assert torch.equal(replay.outputs, first.replay().outputs)
 
 
-def test_clean_and_disturbed_inputs_are_written(home, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    ids = some(home / "noise")
-    assert main(["replay", str(home / "noise"), *ids, "--out", "a.png"]) == 0
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    assert main(["replay", str(home / "noise"), *ids, "--out", "a.npz"]) == 0
-    arrays = np.load("a.npz")
-    kept = Reader(home / "noise").tensors(arrays["id"].tolist())
-    assert arrays["id"].tolist() == [int(id) for id in ids]
-    for row, id in enumerate(arrays["id"].tolist()):
-        for name in ("clean_inputs", "inputs", "outputs"):
-            np.testing.assert_array_equal(arrays[name][row], getattr(kept[id], name)[0])
-    capsys.readouterr()
-    code, line = refused(capsys, home / "noise", *ids, "--out", "a.npz")
-    assert code == 2
-    assert "a.npz exists" in line
-    assert main(["replay", str(home / "noise"), *ids, "--out", "a.npz", "--force"]) == 0
-
-
 WRONG = {
     "no such fault": (["100000"], 2, "the run has no fault 100000: its "),
     "no number": (["one"], 2, "FAULT must be a whole number, got 'one'"),
     "no fault": ([], 2, "FAULT must be given"),
-    "ending": (["0", "--out", "a.pgn"], 2, "must end in .png or .npz, got a.pgn"),
     "option": (["0", "--wieghts", "a.pt"], 2, "unknown option --wieghts: did you mean --weights?"),
     "no such factory": (["FAULT", "--model", "wobbling:net"], 2, "no attribute 'net'"),
     "broken model": (["FAULT", "--model", "wobbling:broken"], 3, "raised ZeroDivisionError: no model today"),

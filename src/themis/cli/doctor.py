@@ -106,18 +106,10 @@ def _devices() -> dict[str, str]:
     slower = "not built: campaigns on a CPU are slower; reinstall Themis with a C compiler"
     devices["C library"] = slower if library() is None else "in use"
     if (mode := mkl_cbwr()) is not None:
-        devices["MKL"] = _describe_mkl(mode)
+        is_strict = mode == "COMPATIBLE" or mode.endswith(",STRICT")
+        remedy = "import themis before torch is used, and leave MKL_CBWR unset"
+        devices["MKL"] = mode if is_strict else f"{mode}: the last bits of results may vary; {remedy}"
     return devices
-
-
-def _describe_mkl(mode: str) -> str:
-    """What MKL's reproducibility mode means for results."""
-    if mode == "COMPATIBLE" or mode.endswith(",STRICT"):
-        return f"{mode}: results do not depend on where arrays lie in memory"
-    text = f"{mode}: the last bits of results may depend on where arrays lie in memory"
-    if os.environ.get("MKL_CBWR") == "AUTO,STRICT":
-        return f"{text}, because MKL was used before Themis was imported: import themis first"
-    return f"{text}: leave MKL_CBWR unset, or set it to AUTO,STRICT"
 
 
 def _folders() -> dict[str, str]:

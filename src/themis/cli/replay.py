@@ -2,20 +2,19 @@
 which may still be in progress. The exit code is 0 if every fault is reproduced, and 1 if one is not.
 
 themis replay runs/first 1204
-themis replay runs/first 1204 1377 --weights retrained.pt --out replayed.png
+themis replay runs/first 1204 1377 --weights retrained.pt
 """
 
 import math
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 from themis.cli import DONE, GATE_FAILED
 from themis.cli.faults import named_faults
-from themis.cli.options import FORCE_HELP, CommandLine, Parser, check_file
+from themis.cli.options import CommandLine, Parser
 from themis.cli.source import REPLAY_OPTIONS, add_overrides, rebuild
 from themis.runs.fault import Fault, Replay
-from themis.runs.store.files import fresh_file, json_safe
+from themis.runs.store.files import json_safe
 from themis.runs.store.reader import Reader
 from themis.text import print_json, print_text
 
@@ -26,17 +25,10 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of the run")
     parser.add_argument("ids", metavar="FAULT", nargs="+", help="number of a fault, as listed by `themis faults RUN`")
     add_overrides(parser, REPLAY_OPTIONS)
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print only the result, as JSON")
-    output.add_argument("--out", metavar="FILE", help="write the clean and the disturbed inputs as .png or .npz")
-    output.add_argument("--force", action="store_true", help=FORCE_HELP)
+    parser.add_argument("--json", action="store_true", help="print only the result, as JSON")
 
 
 def execute(arguments: CommandLine) -> int:
-    out = None if arguments.out is None else Path(arguments.out)
-    if out is not None:
-        check_file("--out", out, (".png", ".npz"), replaces=arguments.force)
-
     with closing(Reader(arguments.run)) as run:
         faults = named_faults(run, arguments.ids)
         replayer = rebuild(run, arguments.given)
@@ -49,8 +41,6 @@ def execute(arguments: CommandLine) -> int:
             print_json(json_safe({"faults": [_as_object(*pair) for pair in replays], "changes": replayer.changes}))
         else:
             print_text(_conclude(replays, replayer.changes))
-        if out is not None:
-            _write(run, replays, out, arguments.force)
     return DONE if all(replay.is_same for _, replay in replays) else GATE_FAILED
 
 
@@ -104,21 +94,3 @@ def _as_object(fault: Fault, replay: Replay) -> dict[str, Any]:
         "input": {"is_kept": replay.input_gap is not None, "gap": replay.input_gap},
         "output": {"is_kept": replay.output_gap is not None, "gap": replay.output_gap},
     }
-
-
-def _write(run: Reader, replays: list[tuple[Fault, Replay]], path: Path, is_forced: bool) -> None:
-    """Write the inputs as they were replayed, with the answers that the model gives now."""
-    with fresh_file(path, replaces=is_forced) as part, part.open("wb") as file:
-        if path.suffix.lower() == ".png":
-            from themis.runs.display.fault import answered
-            from themis.runs.display.figure import draw_pairs
-
-            pairs = [(answered(fault, replay), replay) for fault, replay in replays]
-            draw_pairs(pairs, file, f"Replayed ({run.record['perturbation']})")
-        else:
-            import numpy as np
-
-            arrays: dict[str, Any] = {"id": [fault.id for fault, _ in replays]}
-            for name in ("clean_inputs", "inputs", "outputs"):
-                arrays[name] = np.stack([getattr(replay, name) for _, replay in replays])
-            np.savez(file, **arrays)

@@ -26,7 +26,12 @@ from themis.text import print_text
 if TYPE_CHECKING:
     from themis.compute.cluster import RayExecutor
     from themis.report.gates.gates import Gates
-    from themis.runs.run import Run
+
+REMEDY = (
+    "A run whose budget is spent continues with a larger one, such as --max-tests N; one that has reached its goal, "
+    "with --coverage null or --plateau null too."
+)
+"""How a run that has ended continues."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -63,26 +68,8 @@ def execute(arguments: CommandLine) -> int:
     )
     is_unchanged = before_resume is not None and summary.exists() and before_resume == summary.read_bytes()
     if is_unchanged and not arguments.is_silent:
-        print_text(f"The run had already ended and was left unchanged: {_remedy(result)}")
+        print_text(f"The run had already ended and was left unchanged. {result.stop} {REMEDY}")
     return finish(result, arguments, out=arguments.run, trackers=trackers, gates=gates, writes_report=not is_unchanged)
-
-
-def _remedy(run: Run) -> str:
-    """What to pass so that a run that has ended continues."""
-    last = run.rounds[-1]
-    remedies = {
-        "tests": f"to continue it, pass --max-tests with more than its {last.tests:,} tests",
-        "passes": f"to continue it, pass --max-passes with more than its {last.passes:,} passes",
-        "seconds": f"to continue it, pass --max-seconds with more than its {last.seconds:.0f} seconds",
-        "decided": "its claim is decided, which more tests do not change",
-        "seeds": "every seed was tested once; for a verdict, run it with more seeds",
-        "plateau": "to continue it, pass --plateau null, or a larger number of rounds",
-    }
-    goal = (
-        "it reached its goal, which a larger budget does not change; to continue it, pass --coverage null, which sets "
-        "no goal, and a limit to stop at, such as --max-tests N"
-    )
-    return remedies.get(run.stop_reason, goal)
 
 
 def _resume_suite(arguments: CommandLine, gates: Gates, executor: RayExecutor | None) -> int:

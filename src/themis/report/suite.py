@@ -1,6 +1,5 @@
 """The report of a suite: everything that its page shows, and the page as a single HTML file."""
 
-import re
 from contextlib import closing
 from pathlib import Path
 from shlex import quote
@@ -56,7 +55,7 @@ def read_suite_view(suite: result.SuiteRun, errors: result.CorruptionErrors | No
             "levels": [
                 {
                     "member": name,
-                    "levels": [_with_three_digits(grade.level) for grade in levels],
+                    "levels": [grade.level for grade in levels],
                     "errors": grades.level_errors[name],
                     "mean": grades.member_errors[name],
                 }
@@ -99,10 +98,6 @@ def render_suite(view: dict[str, Any], *, live: str | None = None) -> str:
     return render_page(view["title"], view, SUITE_SCRIPTS, live=live)
 
 
-def _with_three_digits(level: str) -> str:
-    return re.sub(r"\d+\.\d{4,}", lambda digits: f"{float(digits[0]):.3g}", level)
-
-
 def _order(row: result.MemberRow) -> tuple[float, float]:
     """The highest fault rates first, equal ones by their errors at levels."""
     return -(row.fault_rate.value if row.fault_rate else -1.0), -(row.error or 0.0)
@@ -110,7 +105,8 @@ def _order(row: result.MemberRow) -> tuple[float, float]:
 
 def _verdict(suite: result.SuiteRun, limit: float | None) -> tuple[str, str]:
     """The tone of the verdict, and the verdict in a sentence or two; `limit`: the fault rate that the user allows."""
-    rated, most = [row for row in suite.rows if row.fault_rate is not None], result.most_fragile(suite)
+    rates = {row.name: row.fault_rate for row in suite.rows if row.fault_rate is not None}
+    most, n = result.most_fragile(suite), counted(len(rates), "perturbation")
     if suite.is_only_graded:
         claim, tone = "", ""
         if suite.decision is not None:
@@ -118,22 +114,16 @@ def _verdict(suite: result.SuiteRun, limit: float | None) -> tuple[str, str]:
         return tone, f"{claim}{most}"
     if most is None:
         return "", "No fault rate of this suite is known yet."
-    n = counted(len(rated), "perturbation")
     if limit is not None:
-        over = [row.name for row in rated if row.fault_rate is not None and row.fault_rate.high > limit]
+        over = [name for name, rate in rates.items() if rate.high > limit]
         allowed = f"the limit of {percent(limit)} on the fault rate"
         if not over:
             return "", f"{most} The model is within {allowed} under all {n}."
         return "broken", f"{most} The model may exceed {allowed} under {len(over)} of {n}: {', '.join(over)}."
     if not any(row.faults for row in suite.rows) and not result.breaks_at_levels(suite):
         return "", f"The model withstood all {n} of this suite."
-    broken = [row.name for row in rated if row.fault_rate is not None and row.fault_rate.low > FRAGILE]
-    limit_text = f"is the fault rate clearly above {percent(FRAGILE, 0)}"
-    if not broken:
-        return "broken", f"{most} Under no perturbation {limit_text}."
-    if len(broken) == 1:
-        return "broken", f"{most} Only under {broken[0]} {limit_text}."
-    return "broken", f"{most} The fault rate is clearly above {percent(FRAGILE, 0)} under {len(broken)} of {n}."
+    n_broken = sum(rate.low > FRAGILE for rate in rates.values())
+    return "broken", f"{most} The fault rate is clearly above {percent(FRAGILE, 0)} under {n_broken} of {n}."
 
 
 def _classes(suite: result.SuiteRun) -> tuple[list[str], list[dict[str, Any]]]:
