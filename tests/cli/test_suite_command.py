@@ -148,9 +148,10 @@ def test_gates_hold_for_every_member(there, capsys):
     words = ["gate", "a", "--max-fault-rate", "0.001", "--fail-under", "clean_accuracy=0.5", "--junit", "gates.xml"]
     assert main([*words, "--markdown", "gates.md"]) == 1
     out = capsys.readouterr().out
-    rows = [line.split()[:3] for line in out.splitlines() if line.strip().startswith(("passed", "FAILED"))]
-    assert rows[:2] == [["FAILED", "fog", "max_fault_rate"], ["FAILED", "gaussian-0.4", "max_fault_rate"]]
-    assert rows[2:] == [["passed", name, "clean_accuracy"] for name in ("fog", "gaussian-0.4")]
+    rows = [line.split()[:3] for line in out.splitlines() if line.startswith(("passed", "FAILED"))]
+    assert rows[:2] == [["FAILED", "fog", "max_fault_rate:"], ["FAILED", "gaussian-0.4", "max_fault_rate:"]]
+    assert rows[2:] == [["passed", name, "clean_accuracy:"] for name in ("fog", "gaussian-0.4")]
+    assert out.endswith("Gates failed under 2 of 2 perturbations: fog, gaussian-0.4.\n")
     suites = ElementTree.parse("gates.xml").getroot().findall("testsuite")
     assert [suite.get("name") for suite in suites] == ["themis a/fog", "themis a/gaussian-0.4"]
     assert all(suite.get("tests") == "3" for suite in suites)

@@ -24,7 +24,6 @@ from themis.cli import DONE, GATE_FAILED, UNDECIDED
 from themis.cli.options import CommandLine, Parser, add_option
 from themis.cli.source import REPLAY_OPTIONS, add_overrides, rebuild
 from themis.errors import StoreError, UsageError
-from themis.report.table import Table, table_console
 from themis.runs.store.files import check_free
 from themis.runs.store.reader import Reader
 from themis.suites.folder import is_suite
@@ -32,7 +31,7 @@ from themis.text import one_line, print_json, print_text, wrapped
 
 if TYPE_CHECKING:
     from themis.report.gates.gates import Gates
-    from themis.report.gates.results import GateResult, GateResults
+    from themis.report.gates.results import GateResults
     from themis.suites.result import CorruptionErrors, SuiteRun
 
 KNOWN_METRICS = (
@@ -245,32 +244,15 @@ def write_files(results: GateResults, arguments: CommandLine) -> None:
 
 
 def print_results(results: GateResults | None, arguments: CommandLine) -> int:
-    """Print the gates, a table for a suite, with --quiet those that failed; return the exit code."""
+    """Print the gates, with --quiet those that failed; return the exit code."""
     if results is None:
         return DONE
     if getattr(arguments, "quiet", False) and not arguments.json:
         for line in results.failed_lines:
             print_text(line, file=sys.stderr)
-    elif results.members is not None and not arguments.json:
-        rows: list[tuple[str, ...]] = [
-            (result.word, name, result.gate, *_value_and_limit(result)) for name, result in results.rows
-        ]
-        remedies = [f"{name}: {result.remedy}" for name, result in results.rows if not result.has_passed]
-        notes = [results.sentence, *remedies[:1]]
-        Table("Gates", ("result", "perturbation", "gate", "value", "limit"), rows, notes).show(table_console())
     elif not arguments.json:
-        print_text(wrapped("\n".join(results.lines), 8))
+        overall = [] if results.members is None else [results.sentence]
+        print_text(wrapped("\n".join([*results.lines, *overall]), 8))
     if results.is_undecided:
         return UNDECIDED
     return GATE_FAILED if results.has_failed else DONE
-
-
-def _value_and_limit(result: GateResult) -> tuple[str, ...]:
-    """The value of a gate that is compared with its limit, and the limit, with the digits to tell them apart."""
-    from themis.report.gates.gates import distinguishable
-
-    if result.value is None or result.limit is None:
-        return result.text, ""
-    if result.gate == "max_new_faults":
-        return f"{result.value:,.0f}", f"{result.limit:,.0f}"
-    return tuple(distinguishable(result.value, result.limit, result.gate != "criterion"))

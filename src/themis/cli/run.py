@@ -76,7 +76,6 @@ def _execute(arguments: CommandLine) -> int:
     from themis.campaign.api import run
 
     target, data = origin.target(), origin.read()
-    gates.check_target(target, settings.preset)
     train = None if settings.criterion is None and origin.train is None else origin.read_train()
     out = str(new_folder()) if arguments.out == AUTO else arguments.out
     gc.freeze()

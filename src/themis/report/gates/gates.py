@@ -27,8 +27,6 @@ from themis.runs.trust import Trusted
 from themis.settings import HOLDS, MAX_RISK, UNDECIDED, read_claim
 from themis.suites.folder import is_suite, name_suites
 from themis.suites.result import CorruptionErrors, Rebuild, SuiteDecision, SuiteRun, open_members
-from themis.target.blackbox import BlackBox
-from themis.target.estimator import Estimator
 from themis.text import counted, percent
 
 __all__ = ["METRICS", "GateResult", "GateResults", "Gates", "check_gates", "write_junit", "write_markdown"]
@@ -135,8 +133,8 @@ class Gates:
             fail_under = fail_under.split(",")
         if not isinstance(fail_under, dict):
             parts = (text.strip().partition("=") for text in fail_under)
-            fail_under = {name.strip().replace("-", "_"): _number(least) for name, _, least in parts}
-        gates = Gates(tuple((name, _checked(name, least)) for name, least in fail_under.items()), **limits)
+            fail_under = {name.strip().replace("-", "_"): least for name, _, least in parts}
+        gates = Gates(tuple((name, _read_limit(name, least)) for name, least in fail_under.items()), **limits)
         if (gates.max_new_faults is None) != (gates.baseline is None):
             present, missing = ("max_new_faults", "baseline")[:: 1 if gates.baseline is None else -1]
             raise UsageError(f"{present} and {missing} must be given together, but {missing} is missing: add it")
@@ -160,14 +158,6 @@ class Gates:
                     "choose a run with the same perturbation"
                 )
 
-    def check_target(self, target: object, preset: str | None) -> None:
-        """Refuse gates on the coverage of an estimator, which is known to have no layers before a campaign runs."""
-        if not isinstance(target, BlackBox) or not isinstance(target.predict, Estimator) or preset == "paper":
-            return
-        for name, _ in self.fail_under:
-            if name.startswith("coverage"):
-                raise UsageError(f"the gate on {name} needs neurons: {NOTHING_TO_COVER}")
-
 
 def open_baseline(path: str | Path) -> Reader:
     """Open the run that another run is compared with."""
@@ -179,23 +169,17 @@ def open_baseline(path: str | Path) -> Reader:
         ) from error
 
 
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
-def _checked(name: str, least: float) -> float:
+def _read_limit(name: str, least: str | float) -> float:
     if name not in METRICS:
-        remedy = f"write coverage={name}, or " if name.replace(".", "", 1).isdigit() else ""
-        raise UsageError(f"fail_under needs a known METRIC=NUMBER, got {name!r}: {remedy}{nearest(name, METRICS)}")
-    if not math.isfinite(least):
-        raise UsageError(f"fail_under must be METRIC=NUMBER, got no number for {name}: write {name}=0.99")
-    if name != "criterion" and not 0 <= least <= 1:
-        meant = least if 1 < least <= 100 else 99.0
-        raise UsageError(f"{name} must lie in 0..1, got {least:g}: use {name}={meant / 100:g} for {meant:g}%")
-    return float(least)
+        raise UsageError(f"fail_under needs a known METRIC=NUMBER, got {name!r}: {nearest(name, METRICS)}")
+    try:
+        limit = float(least)
+    except ValueError:
+        limit = math.nan
+    if not math.isfinite(limit) or (name != "criterion" and not 0 <= limit <= 1):
+        rule = "a number" if name == "criterion" else "a number in 0..1"
+        raise UsageError(f"the limit on {name} must be {rule}, got {least!r}: write {name}=0.99 for 99%")
+    return limit
 
 
 # The checks

@@ -105,15 +105,16 @@ class GateResults:
         return self.members is not None or any(result.gate != "campaign" for result in self.results)
 
     @property
-    def failed_lines(self) -> list[str]:
-        """One line per gate that has failed."""
-        failed = [(f"{name} ".lstrip(), result.line) for name, result in self.rows if not result.has_passed]
-        return [f"{line[:8]}{name}{line[8:]}" for name, line in failed]
+    def lines(self) -> list[str]:
+        """One line per gate; those of a suite name the member, and those that failed come first."""
+        if self.members is None:
+            return [result.line for result in self.results]
+        return [f"{result.line[:8]}{name} {result.line[8:]}" for name, result in self.rows]
 
     @property
-    def lines(self) -> list[str]:
-        """One line per gate."""
-        return [result.line for result in self.results]
+    def failed_lines(self) -> list[str]:
+        """One line per gate that has failed."""
+        return [line for line in self.lines if line.startswith("FAILED")]
 
     @property
     def sentence(self) -> str:
