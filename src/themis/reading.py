@@ -1,6 +1,6 @@
 """Reading what may be damaged or hostile: regular files of limited size, JSON and YAML, and plain data of a known form.
 
-The functions raise OSError or ValueError with a short reason; their callers add which file it is and what to do.
+Most functions raise OSError or ValueError with a short reason; their callers add which file it is and what to do.
 """
 
 import errno
@@ -14,7 +14,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from themis.errors import StoreError
+from themis.errors import StoreError, UsageError
 
 MAX_YAML, MAX_RECORD = 1 << 20, 16 << 20
 """Bytes of a YAML file, and of a JSON file in a folder that Themis wrote."""
@@ -82,9 +82,13 @@ def _check_plain(value: Any, depth: int = 0) -> None:
             _check_plain(item, depth + 1)
 
 
-def read_yaml(path: str | Path) -> Any:
-    """Plain data from a YAML file of limited size."""
-    return parse_yaml(read_regular(path, MAX_YAML).decode("utf-8-sig"))
+def read_yaml(path: str | Path, what: str) -> Any:
+    """Plain data from a YAML file of limited size that the user names; raises UsageError. what: such as the suite."""
+    try:
+        return parse_yaml(read_regular(path, MAX_YAML).decode("utf-8-sig"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{what} must be a file with valid YAML, but {path} is not: {reason}") from error
 
 
 def parse_yaml(text: str) -> Any:

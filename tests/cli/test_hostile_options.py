@@ -16,15 +16,15 @@ RUN = "run --model mine:net --data mine:data --perturb gaussian --max-tests 20 -
 SUITE = "suite noise --model mine:net --data mine:data --max-tests 20 --quiet --out suite"
 BOMB = "layers: &a [x, x]\nclasses: &b [*a, *a]\nmax_tests: [*b, *b]\n"
 CONFIGS = {
-    "aliases": (BOMB, "config.yaml must be valid YAML: line 2: aliases are not allowed"),
-    "depth": ("layers: " + "[" * 900 + "]" * 900, "config.yaml must be valid YAML: it has more than 40 levels"),
+    "aliases": (BOMB, "valid YAML, but config.yaml is not: line 2: aliases are not allowed"),
+    "depth": ("layers: " + "[" * 900 + "]" * 900, "valid YAML, but config.yaml is not: it has more than 40 levels"),
     "a long number": (
         f"max_tests: {'1:' * 5000}1.0",
-        "config.yaml must be valid YAML: it has a number that is too large",
+        "valid YAML, but config.yaml is not: it has a number that is too large",
     ),
-    "size": ("#" * (2 << 20), "cannot read the config file config.yaml: it has more than 1,048,576 bytes"),
+    "size": ("#" * (2 << 20), "valid YAML, but config.yaml is not: it has more than 1,048,576 bytes"),
     "a tag": ("max_tests: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
-    "not text": (b"\xff\xfe\xfa", "config.yaml must be valid YAML: 'utf-8' codec can't decode"),
+    "not text": (b"\xff\xfe\xfa", "valid YAML, but config.yaml is not: 'utf-8' codec can't decode"),
 }
 
 
@@ -54,7 +54,7 @@ def test_a_hostile_configuration_is_refused(home, capsys, name):
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ("run --config {}", 2, "cannot read the config file"),
+        ("run --config {}", 2, "the config file must be a file with valid YAML, but "),
         (f"{RUN} --weights {{}}", 3, "the weights file must exist"),
         (f"{RUN} --weights {{}}.safetensors", 3, "the weights file must exist"),
         ("run --model {}.pt --data mine:data --perturb gaussian", 3, "the model file must exist"),

@@ -85,7 +85,7 @@ WRONG = {
     "an unknown suite": (["wether"], "did you mean 'weather'?"),
     "both": (["noise", "--perturb", "fog"], "must not both be given"),
     "an unknown perturbation": (["--perturb", "fogg"], "did you mean 'fog'?"),
-    "a missing file": (["none.yaml"], "none.yaml does not exist"),
+    "a missing file": (["none.yaml"], "none.yaml is not: No such file or directory"),
     "no model": (["noise", "--model", ""], "--model must be given"),
     "a share of 2": (["noise", "--share", "2"], "share must lie above 0 and up to 1, got 2"),
     "missing metadata": (["noise", "--metadata", "none.csv"], "none.csv is not: No such file"),

@@ -81,10 +81,10 @@ WRONG = {
     "device by a wrong name": (run("--device gpu"), 2, "--device must be usable here, but 'gpu' is not"),
     "folder": (run("--folder nowhere"), 2, "--folder must be an existing folder, got nowhere"),
     # configuration files
-    "config missing": (run("--config no.yaml"), 2, "the config file must exist, but no.yaml does not"),
-    "config is a folder": (run("--config ."), 2, "cannot read the config file .: it is a folder"),
-    "config not YAML": (run("--config c.yaml"), 2, "must be valid YAML: line 2", write("c.yaml", "a: 1\nb: c: d\n")),
-    "config is a picture": (run("--config c.yaml"), 2, "c.yaml must be valid YAML", write("c.yaml", PICTURE)),
+    "config missing": (run("--config no.yaml"), 2, "with valid YAML, but no.yaml is not: No such file or directory"),
+    "config is a folder": (run("--config ."), 2, "valid YAML, but . is not: it is a folder"),
+    "config not YAML": (run("--config c.yaml"), 2, "c.yaml is not: line 2", write("c.yaml", "a: 1\nb: c: d\n")),
+    "config is a picture": (run("--config c.yaml"), 2, "c.yaml is not", write("c.yaml", PICTURE)),
     "config is a list": (run("--config c.yaml"), 2, "must hold names and values", write("c.yaml", "- max_tests\n")),
     "config is a word": (run("--config c.yaml"), 2, "must hold names and values", write("c.yaml", "max_tests")),
     "unknown key": (

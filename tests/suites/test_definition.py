@@ -20,8 +20,17 @@ WRONG = {
     "a negative magnitude": ({"members": [{"perturb": "fog", "magnitude": -1}]}, "positive number, got -1"),
     "an unknown theta": ({"members": [{"perturb": "fog", "levels": [{"densty": 1}]}]}, "did you mean 'density'"),
     "a theta out of range": ({"members": [{"perturb": "gaussian", "levels": [{"sigma": 0.5}]}]}, "widen the range"),
-    "a strength above 1": ({"members": [{"perturb": "fog", "levels": [1.5]}]}, "strength above 0 and up to 1, got 1.5"),
-    "levels as text": ({"members": [{"perturb": "fog", "levels": "all"}]}, "a number of levels such as 5"),
+    "a strength above 1": (
+        {"members": [{"perturb": "fog", "levels": [1.5]}]},
+        "must be a finite number from 0 to 1, got 1.5",
+    ),
+    "a strength of 0": ({"members": [{"perturb": "fog", "levels": [0]}]}, "must be a positive number, got 0"),
+    "levels as text": ({"members": [{"perturb": "fog", "levels": "all"}]}, "must be a list, got 'all'; .* levels: 5"),
+    "too many levels": ({"members": ["fog"], "levels": 101}, "must be a list, got 101; write for instance levels: 5"),
+    "a range that is turned round": (
+        {"members": [{"perturb": "fog", "levels": [{"density": [1, 0]}]}]},
+        "density must lie in 0..1.8, the range of .fog., got 1 to 0",
+    ),
     "a number": (7, "a suite must be a name, a YAML file, a dict or a list"),
 }
 
@@ -52,7 +61,7 @@ def test_a_file_says_the_same_as_a_dict(tmp_path):
 def test_a_file_that_is_no_suite_is_refused(tmp_path, content):
     file = tmp_path / "bad.yaml"
     file.write_text(content)
-    with pytest.raises(UsageError, match=r"bad\.yaml must"):
+    with pytest.raises(UsageError, match=r"bad\.yaml (must|is not)"):
         choose_suite(str(file), (3, 32, 32))
 
 

@@ -146,7 +146,7 @@ def test_mce_is_that_of_a_plain_loop(suite, tmp_path):
         ({"fog": 0.3, "gaussian-0.4": [0.1]}, "gaussian-0.4 must be a finite number from 0 to 1, got a list of 1; "),
         ({"fog": 0.3, "gaussian-0.4": 0.1, "clean": 2}, "clean must be a finite number from 0 to 1, got 2"),
         (7, "the baseline must be an object with names and values, got 7; name a suite, or give errors"),
-        ("nowhere.json", "but nowhere.json is not: .*No such file"),
+        ("nowhere.json", "a baseline that is no suite must be .* but nowhere.json is not: No such file"),
     ],
 )
 def test_a_baseline_that_does_not_fit_is_refused(suite, baseline, message):

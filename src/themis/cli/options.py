@@ -223,14 +223,7 @@ def _closest(name: str, known: Collection[str], otherwise: str) -> str:
 
 def read_config_file(path: str) -> dict[Any, Any]:
     """The content of a YAML file: names and values."""
-    try:
-        content = read_yaml(path)
-    except FileNotFoundError:
-        raise UsageError(f"the config file must exist, but {path} does not: check the path") from None
-    except OSError as error:
-        raise UsageError(f"cannot read the config file {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise UsageError(f"{path} must be valid YAML: {error}") from error
+    content = read_yaml(path, "the config file")
     if not isinstance(content, dict | None):
         raise UsageError(f"{path} must hold names and values, such as max_tests: 5000, got a {type(content).__name__}")
     return content or {}

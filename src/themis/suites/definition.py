@@ -22,7 +22,21 @@ from themis.measure.tests import Floats, Ints
 from themis.perturb import Perturbation, choose_perturbation
 from themis.perturb.names import PERTURBATIONS
 from themis.perturb.perturbation import check_fits, check_gradient
-from themis.reading import Form, anything, check_form, items, optional, read_yaml, record, text, whole
+from themis.reading import (
+    Form,
+    all_of,
+    anything,
+    check_form,
+    either,
+    items,
+    number,
+    optional,
+    read_yaml,
+    record,
+    text,
+    values_of,
+    whole,
+)
 from themis.target.target import AnyTarget
 
 MEMBER_KEYS = ("perturb", "name", "magnitude", "magnitudes", "weight", "max_tests", "levels", "note")
@@ -31,6 +45,7 @@ UNNAMED = "suite"
 """Name of a suite that the user has not named."""
 MAX_MEMBERS = 500
 EXAMPLE = "members: [fog, {perturb: gaussian, magnitude: 0.2, weight: 2}]"
+EXAMPLE_OF_LEVELS = "levels: 5 for five equal steps, or levels: [0.5, {sigma: 0.08, angle: [-45, 45]}]"
 
 
 FOR_LEVEL = 70
@@ -51,17 +66,11 @@ class Level:
     theta: tuple[tuple[str, Value], ...] = ()
 
     @staticmethod
-    def read(value: Any, place: str) -> Level:
+    def read(value: float | dict[str, Any]) -> Level:
         """A level as a user writes it: 0.5, or {sigma: 0.08, angle: [-45, 45]}."""
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            if not 0 < value <= 1:
-                raise UsageError(f"{place} must be a strength above 0 and up to 1, got {value:g}: 1 is the whole range")
+        if not isinstance(value, dict):
             return Level(strength=float(value))
-        if not isinstance(value, Mapping) or not value:
-            raise UsageError(
-                f"{place} must be a strength such as 0.5, or values of theta such as {{sigma: 0.08}}, got {value!r}"
-            )
-        return Level(theta=tuple((str(name), _read_value(item, f"{place}.{name}")) for name, item in value.items()))
+        return Level(theta=tuple((str(name), _read_value(item)) for name, item in value.items()))
 
     def check(self, perturbation: Perturbation, place: str) -> None:
         """Refuse a theta that the perturbation does not have, or a value outside of its range."""
@@ -115,26 +124,14 @@ def read_levels(value: Any, place: str) -> tuple[Level, ...]:
     """A list of levels, or a number of levels of equal distance: 5 is 0.2, 0.4, 0.6, 0.8 and 1."""
     if value is None:
         return ()
-    if isinstance(value, int) and not isinstance(value, bool):
-        if not 1 <= value <= 100:
-            raise UsageError(
-                f"{place} must be 1 to 100 levels, got {value}: 5 grades at a fifth of the range and so on"
-            )
+    _check_form(value, _LEVELS, place, EXAMPLE_OF_LEVELS)
+    if isinstance(value, int):
         return tuple(Level(strength=(k + 1) / value) for k in range(value))
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise UsageError(
-            f"{place} must be a number of levels such as 5, or a list such as [0.5, 1] or [{{sigma: 0.08}}], got "
-            f"{value!r}"
-        )
-    return tuple(Level.read(item, f"{place}[{k}]") for k, item in enumerate(value))
+    return tuple(map(Level.read, value))
 
 
-def _read_value(value: Any, place: str) -> Value:
-    ends = value if isinstance(value, list | tuple) else [value]
-    is_number = all(isinstance(end, int | float) and not isinstance(end, bool) for end in ends)
-    if not is_number or len(ends) not in (1, 2) or ends[0] > ends[-1]:
-        raise UsageError(f"{place} must be a number, or [LOW, HIGH] to draw from, got {value!r}")
-    return float(ends[0]) if not isinstance(value, list | tuple) else (float(ends[0]), float(ends[-1]))
+def _read_value(value: float | list[float]) -> Value:
+    return (float(value[0]), float(value[1])) if isinstance(value, list) else float(value)
 
 
 def _format(value: Value) -> str:
@@ -199,17 +196,7 @@ class SuiteDefinition:
 def read_suite(source: Any, *, imports: bool = True) -> SuiteDefinition:
     """The suite of a file, a dict or a list of perturbations; `imports`: whether own modules may be imported."""
     if isinstance(source, Path):
-        try:
-            content = read_yaml(source)
-        except FileNotFoundError:
-            raise UsageError(
-                f"the suite must be a name or an existing YAML file, but {source} does not exist"
-            ) from None
-        except OSError as error:
-            raise UsageError(f"{source} cannot be read: {error.strerror}; check the path") from error
-        except ValueError as error:
-            raise UsageError(f"{source} must be valid YAML: {error}") from error
-        return _read_mapping(content, str(source), imports=imports)
+        return _read_mapping(read_yaml(source, "the suite"), str(source), imports=imports)
     if isinstance(source, Mapping):
         return _read_mapping(source, "the suite", imports=imports)
     if isinstance(source, str | Perturbation):
@@ -255,6 +242,9 @@ def _spec(value: Any, place: str) -> None:
         raise ValueError(f"{place} must be the name of a perturbation such as fog, got {value!r}")
 
 
+_STRENGTH = all_of(number(0, 1), _positive)
+_LEVEL = either(values_of(either(items(number(), 2), number())), _STRENGTH)
+_LEVELS = either(whole(1, 100), items(_LEVEL))
 _SUITE = record({"members": items(anything)}, {"name": text(1000, r".*\S.*", "text such as street")})
 _MEMBER = record(
     {"perturb": _spec},
@@ -313,10 +303,14 @@ def _check(content: Any, form: Form, known: Sequence[str], place: str) -> None:
     for key in content if isinstance(content, Mapping) else ():
         if key not in known:
             raise UsageError(f"{place} must not have {key!r}: {nearest(str(key), known)}")
+    _check_form(content, form, place, EXAMPLE)
+
+
+def _check_form(content: Any, form: Form, place: str, example: str) -> None:
     try:
         check_form(content, form, place)
     except ValueError as error:
-        raise UsageError(f"{error}; write for instance {EXAMPLE}") from None
+        raise UsageError(f"{error}; write for instance {example}") from None
 
 
 def _named_apart(members: list[SuiteMember]) -> list[SuiteMember]:

@@ -471,11 +471,7 @@ def _read_baseline(baseline: Baseline, suite: SuiteRun) -> tuple[dict[str, list[
         text = str(baseline)
         if text == ALEXNET:
             text, baseline = "the published errors of AlexNet", PUBLISHED_ERRORS
-        try:
-            baseline = read_yaml(Path(baseline))  # JSON is YAML too
-        except (OSError, ValueError) as error:
-            problem = f"the folder of a suite, or a file of numbers in YAML or JSON, but {text} is not: {error}"
-            raise UsageError(f"the baseline must be {problem}") from error
+        baseline = read_yaml(Path(baseline), "a baseline that is no suite")  # JSON is YAML too
     share = number(0, 1)
     of_members = {name: either(items(share, len(levels)), share) for name, levels in suite.errors.items()}
     try:

@@ -199,14 +199,7 @@ class EvaluationPlan:
     @staticmethod
     def read(path: str | Path) -> EvaluationPlan:
         """The plan in a YAML file."""
-        try:
-            content = read_yaml(path)
-        except FileNotFoundError:
-            raise UsageError(f"the plan must exist, but {path} does not: check the path, or see --print-plan") from None
-        except OSError as error:
-            raise UsageError(f"cannot read the plan {path}: {error.strerror}") from error
-        except ValueError as error:
-            raise UsageError(f"{path} must be valid YAML: {error}") from error
+        content = read_yaml(path, "the plan")
         if not isinstance(content, dict):
             raise UsageError(f"{path} must contain names and values, such as passes: 5000: see --print-plan")
         return EvaluationPlan.of({str(name): value for name, value in content.items()})

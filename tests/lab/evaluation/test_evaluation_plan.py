@@ -114,7 +114,7 @@ def test_what_a_plan_must_not_say(changes, message):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("- a", "must contain names and values"), ("a: [", "must be valid YAML"), (None, "the plan must exist")],
+    [("- a", "must contain names and values"), ("a: [", "must be a file with valid YAML"), (None, "No such file")],
 )
 def test_a_file_that_is_no_plan(text, message, tmp_path):
     path = tmp_path / "none.yaml" if text is None else written(tmp_path, text)
