@@ -89,18 +89,13 @@ def test_rows_are_the_faults_with_the_most_telling_first(digits_run):
     assert len(set(pairs[:n])) == n == len(set(pairs))  # each seed and wrong answer once before any twice
 
 
-def test_strength_and_the_part_with_the_largest_share(digits_run):
+def test_the_strength_is_that_of_the_theta_with_the_largest_share(digits_run):
     run, out = digits_run
-    view = read_view(out)
-    columns, parts = view.faults.columns, view.faults.parts
-    assert parts == ["gaussian", "rotate"]
+    columns = read_view(out).faults.columns
     assert [t.identity for t in run.start.theta] == [0, 0]
     theta = np.abs(np.array(columns["theta"]).T)
     shares = theta / [t.high for t in run.start.theta]  # rotate goes as far one way as the other
     assert columns["strength"] == pytest.approx(shares.max(1).tolist(), rel=1e-3)
-    clear = np.abs(shares[:, 0] - shares[:, 1]) > 1e-3
-    assert clear.sum() > 10
-    assert np.array(columns["part"])[clear].tolist() == shares.argmax(1)[clear].tolist()
 
 
 def test_the_matrix_counts_distinct_faults(digits_run):

@@ -1,7 +1,7 @@
 // The gallery: faults as cards, filtered, sorted and split into pages. Pictures are drawn for the visible cards only.
 const PAGE = innerWidth < 640 ? 12 : 24;
 const NONE = '';
-const state = { clean: NONE, answer: NONE, part: NONE, group: NONE, layer: NONE, pictures: false, sort: 'telling', page: 0, view: null };
+const state = { clean: NONE, answer: NONE, group: NONE, layer: NONE, pictures: false, sort: 'telling', page: 0, view: null };
 const SORTS = {
   telling: ['most telling first', null],
   severity: ['most severe first', (c) => c.margin.map((v) => (v === null ? -Infinity : v))],
@@ -10,7 +10,7 @@ const SORTS = {
 };
 
 function choose(changes) {
-  Object.assign(state, { page: 0, part: NONE, group: NONE, layer: NONE }, changes);
+  Object.assign(state, { page: 0, group: NONE, layer: NONE }, changes);
   drawGallery(state.view);
 }
 
@@ -29,7 +29,7 @@ function select(name, label, options) {
 
 function drawGallery(view) {
   state.view = view;
-  const { columns, n, n_listed: listed, parts } = view.faults;
+  const { columns, n, n_listed: listed } = view.faults;
   if (!n) return show('gallery', 'Faults', note('No fault was found.'));
   const options = (column, named) => [[NONE, 'all'], ...[...count(columns[column])].filter(([value]) => value !== null && value !== -1 || column === 'answer')
     .sort((a, b) => a[0] - b[0]).map(([value, n]) => [value, `${named(value)} (${whole(n)})`])];
@@ -47,7 +47,6 @@ function drawGallery(view) {
     el('form', { class: 'filters', 'aria-label': 'Filter and sort faults', onsubmit: (event) => event.preventDefault() },
       select('clean', 'Clean answer', options('clean_answer', (k) => view.answers[k] ?? String(k))),
       select('answer', 'Wrong answer', options('answer', (k) => view.outcomes[k] ?? String(k))),
-      select('part', 'Perturbation', options('part', (k) => parts[k])),
       select('group', 'Group', options('group', (k) => `${k + 1}: ${brief(view.groups[k].text)}`)),
       select('layer', 'Most changed layer', options('layer', (k) => layers[k] ?? String(k))),
       select('sort', 'Sort by', Object.entries(SORTS).filter(([name]) => name !== 'ssim' || columns.ssim.some((v) => v !== null))
@@ -73,7 +72,7 @@ function pager(where) {
 function chosenRows(view) {
   const c = view.faults.columns;
   const is = (name, column) => (state[name] === NONE ? () => true : (k) => String(c[column][k]) === String(state[name]));
-  const tests = [is('clean', 'clean_answer'), is('answer', 'answer'), is('part', 'part'), is('group', 'group'), is('layer', 'layer')];
+  const tests = [is('clean', 'clean_answer'), is('answer', 'answer'), is('group', 'group'), is('layer', 'layer')];
   if (state.pictures) tests.push((k) => hasInput(view, k));
   const rows = c.id.map((_, k) => k).filter((k) => tests.every((passes) => passes(k)));
   const key = SORTS[state.sort][1];

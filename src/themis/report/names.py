@@ -1,4 +1,4 @@
-"""Names for what a run stores as numbers: classes, outcomes, features and their changes, parts of a perturbation."""
+"""Names for what a run stores as numbers: the features of a table and their changes, the model, settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from themis.errors import ThemisError
 from themis.reading import MAX_FEATURES, read_regular
 from themis.runs.trust import why_not_ours
 
@@ -32,22 +31,6 @@ def feature_names(run: Reader) -> list[str] | None:
         return [row["name"] or "" for row in csv.DictReader(content.splitlines())] or None
     except (OSError, KeyError, ValueError, csv.Error):
         return None
-
-
-def part_names(run: Reader) -> tuple[list[str], list[int]]:
-    """The parts of a sum of perturbations, and for each dimension of theta the index of its part."""
-    name, n = str(run.record["perturbation"]), len(run.theta)
-    parts = name.split(" + ")
-    undivided: tuple[list[str], list[int]] = ([name], [0] * n)
-    if len(parts) == 1:
-        return undivided
-    from themis.perturb import choose_perturbation
-
-    try:  # a report imports nothing, so a perturbation of the user's own is not divided
-        owners = [k for k, part in enumerate(parts) for _ in choose_perturbation(part, imports=False).theta]
-    except ThemisError:
-        return undivided
-    return (parts, owners) if len(owners) == n else undivided
 
 
 def subject_of(record: dict[str, Any]) -> str:

@@ -27,7 +27,6 @@ from themis.report.names import (
     describe_settings,
     feature_changes,
     feature_names,
-    part_names,
     subject_of,
 )
 from themis.runs import estimates
@@ -273,13 +272,10 @@ class FaultRows:
 
     Besides columns of a fault, and `theta` with one column per dimension: `uniform`, 1 for faults of the uniform
     stream; `layer`, the index of the layer with the largest share of the sensitivity; `kept`, 1 if the input was kept;
-    `strength`; `part`, the index of the part of the perturbation that is furthest from its identity; `group`, the index
-    of the group of related faults, -1 without one."""
+    `strength`; `group`, the index of the group of related faults, -1 without one."""
     n: int
     """All faults of the run."""
     n_listed: int
-    parts: list[str]
-    """The parts of a sum of perturbations."""
     shares: list[float]
     """The share of the sensitivity in each layer, averaged over the listed faults."""
     details: list[tuple[str, str]] = field(default_factory=lambda: DETAILS)
@@ -292,11 +288,10 @@ def read_rows(run: Reader, groups: Mapping[int, int], max_rows: int = MAX_ROWS) 
     n = run.count()  # before the rows: a running campaign adds to them
     rows = run.select(", ".join(names), order=f"{TELLING_PLACE}, {TELLING_SCORE}, id", limit=max_rows)
     stored = {name: [row[k] for row in rows] for k, name in enumerate(names)}
-    parts, owners = part_names(run)
-    strength, furthest, shares = np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros((0, 0))
+    strength, shares = np.zeros(0), np.zeros((0, 0))
     if rows:
         values = np.array([stored[name] for name in theta], dtype=np.float64).T
-        strength, furthest = estimates.strengths(values, run.record["theta"])
+        strength, _ = estimates.strengths(values, run.record["theta"])
         shares = np.array([json.loads(signature) for signature in stored["signature"]]) / SIGNATURE_UNITS
     columns: dict[str, list[Any]] = {
         **{name: stored[name] for name in (*_INTEGERS, "kind")},
@@ -306,11 +301,10 @@ def read_rows(run: Reader, groups: Mapping[int, int], max_rows: int = MAX_ROWS) 
         "layer": shares.argmax(1).tolist() if shares.size else [0] * len(rows),
         "kept": [int(tensors is not None) for tensors in stored["tensors"]],
         "strength": [rounded(value) for value in strength.tolist()],
-        "part": [owners[k] for k in furthest.tolist()],
         "group": [groups.get(id, -1) for id in stored["id"]],
     }
     mean = [float(f"{share:.4g}") for share in shares.mean(0).tolist()] if rows else []
-    return FaultRows(columns, max(n, len(rows)), len(rows), parts, mean)
+    return FaultRows(columns, max(n, len(rows)), len(rows), mean)
 
 
 def answer_matrix(run: Reader) -> dict[str, list[Any]]:
@@ -365,24 +359,21 @@ def _check_curve(curve: Any, place: str) -> None:
         raise ValueError("the columns of its curve must have one length")
 
 
-_SHRUNK = record(
-    {}, {"robustness": optional(_check_curve), "faults": items(record({"seed_id": whole(), "weakest": number()}))}
-)
+_SHRUNK = record({}, {"robustness": optional(_check_curve)})
 AS_FOUND = (
     "The curve uses the weakest fault of each seed as the campaign found it. Weaker disturbances may break seeds too; "
-    "themis shrink searches for them."
+    "themis shrink --curve searches for them."
 )
 
 
 def breaking_curve(run: Reader, n_seeds: int) -> dict[str, Any] | None:
     """The points (strength, share of seeds not broken up to it), with the ends of the 95% interval if it is known.
 
-    They are from the best source: a robustness curve, shrunk faults or faults as found. None without faults.
+    They are those of `themis shrink --curve` if it was run, otherwise of the faults as found. None without faults.
     """
     problem = "is damaged ({}): remove it, and write it again with themis shrink"
-    shrunk = read_json(run.path / SHRUNK_FILE, _SHRUNK, problem) or {}  # by `themis shrink`, if it was run
-    curve = shrunk.get("robustness")
-    if curve:
+    shrunk = read_json(run.path / SHRUNK_FILE, _SHRUNK, problem) or {}
+    if curve := shrunk.get("robustness"):
         columns = (curve["strengths"], curve["share"], curve["low"], curve["high"])
         points = [[0.0, 1.0, 1.0, 1.0], *map(list, zip(*columns, strict=True))]
         source = f"{curve['failed']:,} of {curve['seeds']:,} seeds broke, each at its least strength. {curve['caveat']}"
@@ -395,37 +386,28 @@ def breaking_curve(run: Reader, n_seeds: int) -> dict[str, Any] | None:
     weakest = _weakest(run)
     if not weakest or not n_seeds:
         return None
-    improved = set()
-    for fault in shrunk.get("faults", ()):
-        seed_id, strength = int(fault["seed_id"]), float(fault["weakest"])
-        if strength < weakest.get(seed_id, np.inf):
-            weakest[seed_id] = strength
-            improved.add(seed_id)
-    n = len(improved)
-    source = f"{AS_FOUND} For {n:,} seed{'s' * (n != 1)} it has found one." if improved else AS_FOUND
-    steps = np.sort(np.array(list(weakest.values())))
-    points = [[0.0, 1.0], *([float(s), 1 - (k + 1) / n_seeds] for k, s in enumerate(steps.tolist()))]
+    points = [[0.0, 1.0], *([strength, 1 - (k + 1) / n_seeds] for k, strength in enumerate(weakest))]
     points.append([1.0, points[-1][1]])
     median = next((strength for strength, share in points if share <= 0.5), None)
-    return {"source": source, "points": _thinned(points), "unit": "", "median": median}
+    return {"source": AS_FOUND, "points": _thinned(points), "unit": "", "median": median}
 
 
-def _weakest(run: Reader) -> dict[int, float]:
+def _weakest(run: Reader) -> list[float]:
+    """The least strength at which each seed that failed was broken, ascending."""
     columns = ", ".join(["seed_id", *(theta_column(name) for name in run.theta)])
-    weakest: dict[int, float] = {}
+    weakest: dict[float, float] = {}
     for rows in run.batches(f"{columns} FROM faults ORDER BY id"):
         table = np.array(rows, dtype=np.float64)
-        for seed, strength in zip(
-            table[:, 0].tolist(), estimates.strengths(table[:, 1:], run.record["theta"])[0], strict=True
-        ):
-            weakest[int(seed)] = min(weakest.get(int(seed), np.inf), float(strength))
-    return weakest
+        strengths, _ = estimates.strengths(table[:, 1:], run.record["theta"])
+        for seed, strength in zip(table[:, 0].tolist(), strengths.tolist(), strict=True):
+            weakest[seed] = min(weakest.get(seed, np.inf), strength)
+    return sorted(weakest.values())
 
 
-def _thinned(points: list[list[float]]) -> list[list[float]]:
+def _thinned(points: list[list[float]]) -> list[list[float | None]]:
     """At most `MAX_POINTS` of the points, with the first and the last, rounded."""
     kept = np.unique(np.linspace(0, len(points) - 1, min(len(points), MAX_POINTS)).round().astype(int))
-    return [[float(f"{value:.5g}") for value in points[k]] for k in kept.tolist()]
+    return [list(map(rounded, points[k])) for k in kept.tolist()]
 
 
 # The inputs of faults: pictures, or the features that changed

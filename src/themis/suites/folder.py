@@ -55,8 +55,8 @@ _GRADE = record(
         "passes": _COUNT,
         "score": optional(number()),
         "score_name": text(100),
-    },
-    {"wrong": _BITS},  # not in records of earlier versions
+        "wrong": _BITS,
+    }
 )
 _MEMBER = record(
     {
@@ -196,8 +196,6 @@ def read_record(path: str | Path) -> dict[str, Any]:
         if any(name not in names for name in content["grades"]):
             raise ValueError("its grades must be of members of the suite")
         levels = [grade for grades in content["grades"].values() for grade in grades]
-        if any("wrong" not in grade for grade in levels):  # an earlier version: to be graded again
-            return content | {"grades": {}, "clean": None}
         for grade in [*levels, *([content["clean"]] if content["clean"] else [])]:
             if unpack(grade["wrong"], grade["seeds"]).sum() != grade["errors"]:
                 raise ValueError("its grades must have as many wrong answers as errors")

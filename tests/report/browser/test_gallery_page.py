@@ -69,9 +69,7 @@ def test_the_most_telling_come_first_with_their_pictures(page, view):
         )
 
 
-@pytest.mark.parametrize(
-    ("name", "column"), [("clean", "clean_answer"), ("answer", "answer"), ("layer", "layer"), ("part", "part")]
-)
+@pytest.mark.parametrize(("name", "column"), [("clean", "clean_answer"), ("answer", "answer"), ("layer", "layer")])
 def test_a_filter_keeps_the_matching_faults(shared_page, view, name, column):
     page = shared_page
     values = view["faults"]["columns"][column]
@@ -221,7 +219,7 @@ def test_a_black_box_for_clips_has_only_what_applies_to_it(browser, tmp_path):
         assert "Rounds" in links
         assert not {"Coverage", "Layers", "Normality"} & set(links)
         assert not page.locator("#layers").is_visible()
-        assert page.locator("#filter-layer, #filter-part, #filter-pictures").count() == 0
+        assert page.locator("#filter-layer, #filter-pictures").count() == 0
         page.locator("#reproduce summary", has_text="Configuration").click()
         assert page.locator("#reproduce tr", has_text="bounds").inner_text().split() == ["bounds", "0,", "2"]
 
