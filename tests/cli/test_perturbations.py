@@ -21,15 +21,6 @@ def test_everything_is_listed_with_its_ranges(capsys):
             assert f"{theta.name}: {theta.low:g} to {theta.high:g} ({theta.unit}), weakest at" in text
 
 
-def test_shares_of_the_side_are_listed_in_pixels_too(capsys):
-    assert main(["perturbations", "gaussian_blur", "rotate"]) == 0
-    text = capsys.readouterr().out
-    assert (
-        "sigma: 0 to 0.02 (share of the shorter side), weakest at 0; 0 to 1.25 px of 32; 0 to 4.48 px of 224\n" in text
-    )
-    assert "angle: -30 to 30 (degrees, anticlockwise), weakest at 0\n" in text + "\n"
-
-
 def test_the_list_can_be_restricted_to_a_family_or_to_names(capsys):
     assert main(["perturbations", "--family", "noise"]) == 0
     text = capsys.readouterr().out

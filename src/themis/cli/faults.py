@@ -147,17 +147,11 @@ def _list(run: Reader, selection: Selection) -> None:
     if not rows:
         return
     task, classes = run.task, run.classes
-    finite = [row for row in rows if row["answer"] >= 0]
-
-    def used(*names: str) -> list[str]:
-        """Those of the columns that the task uses; faults without a finite output do not show which."""
-        is_used = {name: any(row[name] is not None for row in finite or rows) for name in names}
-        return [name for name in names if is_used[name] or (name == "confidence" and not finite)]
-
     theta = [name for name in run.columns if name.startswith("theta_")]
     of_numbers = ("value",) if task == "against" else ("clean_value", "value")
-    answers = used("clean_answer", "answer", *of_numbers, "confidence")
-    shown = ["id", "seed_id", *theta, *answers, "distance", *used("ssim"), "stream", "tensors"]
+    columns = ("id", "seed_id", *theta, "clean_answer", "answer", *of_numbers, "confidence", "distance", "ssim")
+    used = [name for name in columns if any(row[name] is not None for row in rows)]
+    shown = [*used, "stream", "tensors"]
     if selection.sort in run.columns and selection.sort not in shown:
         shown.insert(-1, selection.sort)
     known = {**HEADERS, "value": "reference"} if task == "against" else HEADERS

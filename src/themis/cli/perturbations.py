@@ -24,10 +24,8 @@ from themis.text import counted, print_json, print_text
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from themis.perturb import Perturbation, Theta
+    from themis.perturb import Perturbation
 
-LISTED_SIDES = (32, 224)
-"""Shorter sides in pixels, for which ranges that are shares of the side are listed in pixels too."""
 FAMILIES = ("noise", "camera", "weather", "geometry", "corruption", "attack", "table", "signal")
 
 
@@ -86,16 +84,11 @@ def _format_list(perturbations: list[Perturbation]) -> str:
         about = wrap(perturbation.about + channels + cost, 96 - width)
         names = [perturbation.name] + [""] * (len(about) - 1)
         lines += [f"  {name:<{width}}  {text}" for name, text in zip(names, about, strict=True)]
-        lines += [f"  {'':<{width}}    {_format_range(theta)}" for theta in perturbation.theta]
+        for theta in perturbation.theta:
+            unit = f" ({theta.unit})" if theta.unit else ""
+            limits = f"{theta.low:g} to {theta.high:g}{unit}, weakest at {theta.identity:g}"
+            lines.append(f"  {'':<{width}}    {theta.name}: {limits}")
     return "\n".join(lines)
-
-
-def _format_range(theta: Theta) -> str:
-    unit = f" ({theta.unit})" if theta.unit else ""
-    sizes = [(theta.fitted(side).pixels, side) for side in LISTED_SIDES]
-    pixels = "; ".join(f"{pixels} of {side}" for pixels, side in sizes if pixels)
-    text = f"{theta.name}: {theta.low:g} to {theta.high:g}{unit}, weakest at {theta.identity:g}"
-    return f"{text}; {pixels}" if pixels else text
 
 
 def _as_object(perturbation: Perturbation) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from themis.report.gates.results import GateResult, GateResults, write_junit, wr
 from themis.runs.analysis.compare import MODEL_REMEDY, DiffOptions, Side, diff_runs
 from themis.runs.analysis.diff import Diff, replay_command
 from themis.runs.analysis.review import required_review
-from themis.runs.display.text import about
+from themis.runs.display.text import about, summary_rows
 from themis.runs.estimates import ALPHA, slices_of
 from themis.runs.replay import AnyRun, Replayer, as_run, read_run
 from themis.runs.run import Run, SliceRate
@@ -237,7 +237,7 @@ def check_gates(run: AnyRun, gates: Gates, *, folder: str | Path | None = None, 
         results.append(_check_new_faults(gates.max_new_faults, difference))
     telling = (*(difference.new_faults if difference else ()), *faults.most_telling(N_TELLING))
     unique = tuple({fault.id: fault for fault in telling}.values())[:N_TELLING]
-    return GateResults(name, tuple(results), summary, unique, difference, own)
+    return GateResults(name, tuple(results), summary, unique, difference, own, tuple(summary_rows(run)))
 
 
 def _read_slices(folder: Path | None, slice_by: str) -> Sequence[SliceRate]:

@@ -20,7 +20,6 @@ from themis.runs.fault import Fault
 from themis.runs.store.files import COMMENT, explained, made_by, write_fresh
 from themis.settings import UNDECIDED
 from themis.suites.result import COLUMNS, SuiteRun, table_rows
-from themis.text import percent
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,8 @@ class GateResults:
     """The most telling faults; with a baseline, new faults come first."""
     diff: Diff | None = field(default=None, repr=False)
     folder: Path | None = None
+    figures: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """The key figures of a run, by name and in words."""
     members: tuple[tuple[str, GateResults], ...] | None = None
     """The results of each member of a suite, by its name; None for a run."""
 
@@ -227,33 +228,11 @@ def _cells(result: GateResult) -> tuple[str, ...]:
 
 def _describe_run(results: GateResults) -> list[str]:
     lines = [*table(("", "gate", "result", "remedy"), map(_cells, results.results)), ""]
-    lines += [*table(("figure", "value", "95% interval"), _figures(results.summary)), ""]
+    lines += [*table(("figure", "value"), results.figures), ""]
     if results.telling:
         lines += ["The most telling faults:", "", *(f"- {escape(describe_fault(fault))}" for fault in results.telling)]
         lines += ["", *(f"Replay them: {code(command)}\n" for command in _replay(results))]
     return [*lines, *([] if results.diff is None else [results.diff.markdown(), ""])]
-
-
-def _figures(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
-    rows = [
-        ("tests", f"{summary['tests']:,}", ""),
-        ("faults", f"{summary['faults']:,} raw, {summary['distinct_faults']:,} distinct", ""),
-    ]
-    if summary.get("failing_seeds") is not None and summary.get("seeds"):
-        rows.append(("failing seeds", f"{summary['failing_seeds']:,} of {summary['seeds']:,}", ""))
-    names = ("fault rate", "fault_rate"), ("residual risk", "residual_risk")
-    for name, key in (*names, ("coverage of all neurons", "coverage_interval")):
-        if (estimate := summary.get(key)) is not None:
-            value, low, high = (percent(estimate[end], 2) for end in ("value", "low", "high"))
-            rows.append((name, value, f"{low} to {high}"))
-        elif key != "coverage_interval":
-            rows.append((name, "unknown: no uniform tests", ""))
-    if (reachable := summary.get("reachable_faults")) is not None:
-        value, low, high = (f"{reachable[end]:,.0f}" for end in ("value", "low", "high"))
-        rows.append(("distinct faults within reach", value, f"{low} to {high}"))
-    if summary["coverage"] is not None:
-        rows.append(("coverage of the sampled neurons", percent(summary["coverage"]), ""))
-    return rows
 
 
 def _replay(results: GateResults) -> list[str]:
