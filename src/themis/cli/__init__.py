@@ -10,7 +10,6 @@ used, and torch only when it is needed, so that `--help` is fast. The other modu
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import re
 import sys
@@ -81,8 +80,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = f"themis {words[0]}" if words and words[0] in _commands() else "themis"
     with terminate_like_interrupt() as received:
         code = _run(name, words)
-    if argv is not None:  # the process goes on
-        gc.unfreeze()
     return 128 + received[-1] if code == INTERRUPTED and received else code
 
 

@@ -10,7 +10,6 @@ themis run --zoo lenet5-mnist --perturb fog --against lenet5.onnx
 themis run --config campaign.yaml --executor ray --workers 4
 """
 
-import gc
 from dataclasses import asdict, fields
 
 from themis.cli import DONE
@@ -51,15 +50,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def execute(arguments: CommandLine) -> int:
-    # Looking for garbage among all that is imported, again and again, takes a third of a short command.
-    gc.disable()
-    try:
-        return _execute(arguments)
-    finally:
-        gc.enable()
-
-
-def _execute(arguments: CommandLine) -> int:
     options = fields_of(Settings, arguments.given)
     settings = Settings.of(**options)
     if arguments.print_config:
@@ -78,8 +68,6 @@ def _execute(arguments: CommandLine) -> int:
     target, data = origin.target(), origin.read()
     train = None if settings.criterion is None and origin.train is None else origin.read_train()
     out = str(new_folder()) if arguments.out == AUTO else arguments.out
-    gc.freeze()
-    gc.enable()
     with point_to_results(out, has_report=not arguments.no_report):
         trackers = choose_trackers(arguments.track or (), out)
         result = run(
