@@ -27,6 +27,8 @@ version = "1.0"
 sunk = "shipwreck:Sunk"
 [project.entry-points."themis.commands"]
 sink = "shipwreck"
+[project.entry-points."themis.readers"]
+coco = "shipwreck:Coco"
 [tool.setuptools]
 py-modules = []
 """
@@ -90,3 +92,9 @@ def test_a_broken_package_is_named_and_breaks_nothing_else(themis):
     assert "'sink' of the package shipwreck cannot be loaded: ModuleNotFoundError" in broken.stderr
     unknown = themis("run", "--model", "mine:net", "--data", "mine:data", "--perturb", "mist", "--policy", "strong")
     assert "did you mean 'strongest'?" in unknown.stderr
+
+
+def test_a_package_cannot_replace_what_comes_with_themis(themis):
+    finished = themis("run", "--model", "mine:net", "--data", "coco:nowhere", "--perturb", "gaussian")
+    assert finished.returncode == 3
+    assert "the file of annotations must exist" in finished.stderr

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = ("themis", "themis_integrations", "themis_lab")
 SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "src")
 
 pytestmark = [
@@ -75,13 +76,14 @@ def environment(wheel, tmp_path_factory):
     return commands
 
 
-def test_it_has_every_file_of_the_package(wheel):
+def test_it_has_every_file_of_the_packages(wheel):
     tracked = {
         path.relative_to(ROOT / "src").as_posix()
-        for path in (ROOT / "src" / "themis").rglob("*")
+        for package in PACKAGES
+        for path in (ROOT / "src" / package).rglob("*")
         if path.is_file() and path.suffix in (".py", ".c", ".js", ".css", ".html", ".json", ".md", ".in", ".typed")
-    } | {"themis/py.typed"}
-    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("themis/")}
+    }
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.partition("/")[0] in PACKAGES}
     extension = f"themis/compute/_native{sysconfig.get_config_var('EXT_SUFFIX')}"
     assert packed == tracked | {extension}
 

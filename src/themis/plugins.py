@@ -46,7 +46,7 @@ class Extensible(Mapping[str, T], Generic[T]):
 
     def is_own(self, name: str) -> bool:
         """Whether an entry comes with Themis."""
-        return name in self.own or (name in added(self.group) and package_of(added(self.group)[name]) == "themis-dl")
+        return name in self.own or (name in added(self.group) and _comes_with_themis(added(self.group)[name]))
 
     def usable(self) -> dict[str, T]:
         """All entries; one that cannot be loaded is left out with a warning."""
@@ -72,8 +72,12 @@ class Extensible(Mapping[str, T], Generic[T]):
 
 @cache
 def added(group: str) -> dict[str, EntryPoint]:
-    """The entry points of a group by name, without loading them."""
-    return {entry.name: entry for entry in entry_points(group=group)}
+    """The entry points of a group by name, without loading them; those that come with Themis cannot be replaced."""
+    return {entry.name: entry for entry in sorted(entry_points(group=group), key=_comes_with_themis)}
+
+
+def _comes_with_themis(entry: EntryPoint) -> bool:
+    return package_of(entry) == "themis-dl"
 
 
 def package_of(entry: EntryPoint) -> str:

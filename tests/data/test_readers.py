@@ -3,9 +3,7 @@
 import gzip
 import pickle
 import struct
-import sys
 import tracemalloc
-import types
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from data_files import FEATURES, PIXELS, RNG, assert_reads, idx, save_pictures
 from PIL import Image
 
 import themis
-from themis import DataError, MissingExtraError, UsageError
+from themis import DataError, UsageError
 from themis.data import read_seeds, rows
 from themis.data.readers import read_data
 from themis.data.rows import Rows
@@ -214,60 +212,6 @@ def test_a_large_table_is_spilled_to_disk(here, monkeypatch):
     seeds = read_data("csv:t.csv")
     assert isinstance(seeds.inputs, Rows)
     np.testing.assert_array_equal(seeds.take(torch.tensor([499, 0])), values[[499, 0]])
-
-
-# The hub
-
-
-class Hub:
-    """Stands for a data set of the hub: columns by name, items by number."""
-
-    column_names = ("image", "label")
-    features = types.MappingProxyType({"image": None, "label": types.SimpleNamespace(names=["cat", "dog", "owl"])})
-
-    def __len__(self):
-        return 6
-
-    def __getitem__(self, at):
-        if isinstance(at, str):
-            return LABELS
-        return {"image": Image.fromarray(PIXELS[at].transpose(1, 2, 0)), "label": LABELS[at]}
-
-
-def test_a_data_set_of_the_hub_is_read(monkeypatch):
-    asked = []
-
-    def load_dataset(*words, **options):
-        asked.append((words, options))
-        return Hub()
-
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
-    assert_reads("hf:some/pets?split=validation", PIXELS / np.float32(255), LABELS)
-    assert asked == [(("some/pets", None), {"split": "validation"})]
-    assert read_data("hf:some/pets").classes == ("cat", "dog", "owl")
-    with pytest.raises(UsageError, match="did you mean 'image'"):
-        read_data("hf:some/pets?image=imag")
-
-
-@pytest.mark.parametrize("spec", ["hf:reviews", "hf:reviews?image=text", "hf:reviews?image=words"])
-def test_a_data_set_of_text_is_refused(spec, monkeypatch):
-    class Reviews(Hub):
-        column_names = ("text", "words", "label")
-
-        def __getitem__(self, at):
-            return (
-                {"text": "a good film", "words": ["a", "good", "film"], "label": 1} if isinstance(at, int) else LABELS
-            )
-
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=lambda *_, **__: Reviews()))
-    with pytest.raises(DataError, match=r"got text in the column '(text|words)' of hf:reviews: text is not supported"):
-        read_data(spec)
-
-
-def test_the_hub_needs_its_library(monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MissingExtraError, match=r'pip install "themis-dl\[hf\]"'):
-        read_data("hf:mnist")
 
 
 # Names and options

@@ -10,12 +10,9 @@ import numpy as np
 import torch
 
 from themis.data.corrupted import CORRUPTED
-from themis.data.detection import coco_seeds, voc_seeds, yolo_seeds
 from themis.data.files import Numbers, existing_file, names_in_npz, read_npy, read_npz
-from themis.data.hub import hub_seeds
 from themis.data.pictures import image_seeds
 from themis.data.seeds import Seeds, from_arrays
-from themis.data.sound import wav_seeds
 from themis.data.tables import csv_seeds, parquet_seeds
 from themis.errors import DataError, UsageError, nearest, needs_extra, warn
 from themis.plugins import Extensible
@@ -70,16 +67,11 @@ def read_digits(path: Path | None = None) -> Seeds:
 
 _OWN: dict[str, Callable[..., Seeds]] = {
     "images": image_seeds,
-    "coco": coco_seeds,
-    "yolo": yolo_seeds,
-    "voc": voc_seeds,
     "npz": npz_seeds,
     "npy": npy_seeds,
     "csv": csv_seeds,
     "parquet": parquet_seeds,
     **CORRUPTED,
-    "wav": wav_seeds,
-    "hf": hub_seeds,
     "digits": read_digits,
 }
 READERS: Extensible[Callable[..., Seeds]] = Extensible("themis.readers", _OWN)

@@ -86,23 +86,6 @@ def test_a_checkpoint_of_lightning_is_loaded_into_the_model_itself(tmp_path):
     assert torch.equal(net.weight, training.model.weight)
 
 
-def test_a_split_of_a_saved_data_set_is_named_in_brackets(tmp_path):
-    datasets = installed("datasets")
-    from themis.data.readers import read_data
-
-    parts = {
-        name: datasets.Dataset.from_dict({"x": [[float(k), 0.5] for k in range(n)], "label": [k % 2 for k in range(n)]})
-        for name, n in (("train", 6), ("validation", 4))
-    }
-    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "saved"))
-    for spec, n in (("[train]", 6), ("?split=validation", 4), ("[train[2:5]]", 3)):
-        assert len(read_data(f"hf:{tmp_path / 'saved'}{spec}")) == n
-    with pytest.raises(themis.UsageError, match="the split 'test' must be in hf:"):
-        read_data(f"hf:{tmp_path / 'saved'}")
-    with pytest.raises(themis.UsageError, match="needs one split"):
-        read_data(f"hf:{tmp_path / 'saved'}[train]?split=train")
-
-
 def test_a_keras_file_is_tested_with_pictures(tmp_path, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     keras = installed("keras")

@@ -1,0 +1,1 @@
+"""Readers of data in other people's formats."""
