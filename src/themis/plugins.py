@@ -3,6 +3,7 @@
 | group | an entry is |
 |---|---|
 | `themis.perturbations` | a `Perturbation` |
+| `themis.transforms` | a function that returns a `Perturbation`, given a name and the text in the brackets after it |
 | `themis.policies` | a subclass of `themis.search.Policy` |
 | `themis.criteria` | a subclass of `themis.criteria.Criterion`, such as `themis_lab.criteria.Criterion` |
 | `themis.judges` | a function like `themis.judge.coverage.exact` |

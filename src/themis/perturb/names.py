@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -32,7 +32,6 @@ from themis.perturb.perturbation import (
 )
 from themis.perturb.signal import SIGNAL
 from themis.perturb.table import TABLE
-from themis.perturb.transforms import is_transform, read_transform
 from themis.perturb.weather import WEATHER
 from themis.plugins import Extensible
 from themis.target.target import AnyTarget
@@ -49,6 +48,8 @@ ALL_PERTURBATIONS: Extensible[Perturbation] = Extensible(
     "themis.perturbations", PERTURBATIONS | {alias: PERTURBATIONS[name] for alias, name in ALIASES.items()}
 )
 """All names, with those that packages add."""
+TRANSFORMS: Extensible[Callable[[str, str], Perturbation]] = Extensible("themis.transforms", {})
+"""What may stand before the colon of the name of a transform of another package; packages add all of them."""
 
 
 def choose_perturbation(
@@ -114,8 +115,9 @@ def _read_part(name: str, inside: str) -> Perturbation:
         if not inside.strip():
             raise UsageError(f"{OVER_TIME} must have a perturbation in brackets, got none: write {OVER_TIME}(rotate)")
         return over_time(read_perturbation(inside))
-    if is_transform(name):
-        return read_transform(name, inside)
+    package, _, transform = name.partition(":")
+    if package in TRANSFORMS:
+        return TRANSFORMS[package](transform, inside)
     if ":" not in name and name not in ALL_PERTURBATIONS:
         hint = nearest(name, ALL_PERTURBATIONS).partition("known:")[0]
         raise UsageError(

@@ -6,7 +6,7 @@ import torch
 import themis
 from themis import MissingExtraError, UsageError
 from themis.perturb import choose_perturbation, disturb
-from themis.perturb.transforms import LIBRARIES
+from themis_integrations.transforms import LIBRARIES
 
 PICTURES = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 NOISE = "albumentations:GaussNoise(std_range=(0, 0.2))"

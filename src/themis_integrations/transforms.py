@@ -75,16 +75,19 @@ LIBRARIES = {
 }
 
 
-def is_transform(name: str) -> bool:
-    """Whether a name, such as `albumentations:GaussNoise`, is that of a transform."""
-    return name.partition(":")[0] in LIBRARIES
+def albumentations(name: str, arguments: str) -> Perturbation:
+    """The perturbation `albumentations:NAME(ARGUMENTS)`."""
+    return _read_transform("albumentations", name, arguments)
 
 
-def read_transform(name: str, inside: str) -> Perturbation:
-    """The perturbation of a transform; `inside`: its arguments as text."""
-    package, _, kind_name = name.partition(":")
-    library, spec = LIBRARIES[package], f"{name}({inside.strip()})"
-    kind = _find(package, library, kind_name)
+def torchvision(name: str, arguments: str) -> Perturbation:
+    """The perturbation `torchvision:NAME(ARGUMENTS)`."""
+    return _read_transform("torchvision", name, arguments)
+
+
+def _read_transform(package: str, name: str, arguments: str) -> Perturbation:
+    library, spec = LIBRARIES[package], f"{package}:{name}({arguments.strip()})"
+    kind = _find(package, library, name)
     call = read_call(spec, "perturb")
     ranges = {key: value for key, value in call.kwargs.items() if _is_range(value)}
     if call.args or not ranges:
@@ -124,7 +127,7 @@ def read_transform(name: str, inside: str) -> Perturbation:
         return torch.stack(changed).to(inputs)
 
     apply.__module__, apply.__qualname__ = kind.__module__, kind.__qualname__
-    apply.__doc__ = f"The transform {kind_name} of {package}."
+    apply.__doc__ = f"The transform {name} of {package}."
     theta = tuple(
         Theta(
             key.removesuffix("_range").removesuffix("_limit"),
