@@ -304,7 +304,7 @@ def cell() -> Any:
     import mindspore
     from mindspore import nn as cells
 
-    from themis.target.loaders.mindspore import black_box
+    from themis_integrations.models.mindspore import black_box
 
     layers = (cells.Conv2d(1, 8, 3, pad_mode="valid", has_bias=True), cells.ReLU(), cells.MaxPool2d(2, 2))
     dense = (cells.Dense(72, 32), cells.ReLU(), cells.Dense(32, CLASSES))

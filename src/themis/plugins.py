@@ -10,6 +10,7 @@
 | `themis.oracles` | a function that returns an `Oracle`, given the text after the colon |
 | `themis.readers` | a function `(path, *, options) -> Seeds` |
 | `themis.loaders` | a function that returns a model, given the text after the colon |
+| `themis.model_files` | a function `(path, trust) -> model`; its name is the ending of the files, such as `.onnx` |
 | `themis.commands` | a module like those of `themis.cli` |
 """
 

@@ -54,7 +54,7 @@ WRONG = {
     "a file of another kind": (
         run("--model net.joblib"),
         2,
-        "a file that ends in .pt, .pth, .ts, .pt2, .onnx, .keras, got 'net.joblib': load it in a function of your own",
+        "a file that ends in .pt, .pth, .ts, .pt2, .keras, .onnx, got 'net.joblib': load it in a function of your own",
         write("net.joblib", ""),
     ),
     "safetensors for a model": (

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,14 @@ from user_module import go_to
 from warm_python import warm_python
 
 import themis
+from themis import plugins
 from themis.errors import UsageError
 from themis.oracle import Compare
 from themis.perturb import Perturbation, Theta
 from themis.runs.replay import Replayer
 from themis.runs.source import Origin
 from themis.runs.store.reader import Reader
-from themis.runs.trust import KeyProblem, permit, read_key, sign, state_folder, why_not_ours
+from themis.runs.trust import KeyProblem, names_code, permit, read_key, sign, state_folder, why_not_ours
 
 MODULE = """
 import torch
@@ -340,6 +342,14 @@ def test_what_is_built_in_needs_no_trust(home, trained):
     for model in ("net.pt", "net.onnx", "folder/net.keras", "keras:net.keras"):
         record["origin"] |= {"model": model, "zoo": None}
         assert permit("run", record).code == ()
+
+
+def test_a_model_file_that_another_package_reads_is_code(monkeypatch):
+    of_themis = plugins.added
+    added = {".tflite": EntryPoint(".tflite", "elsewhere:load", "themis.model_files")}
+    monkeypatch.setattr(plugins, "added", lambda group: of_themis(group) | (added if group.endswith("files") else {}))
+    assert names_code("model", "net.onnx") == []
+    assert names_code("model", "net.tflite") == ["model 'net.tflite'"]
 
 
 def test_a_run_does_not_vouch_for_names_of_a_folder_from_elsewhere(home, tmp_path):

@@ -1,17 +1,15 @@
 """If a model does not accept its inputs, the error says what to change."""
 
 import model_files as files
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import themis
 from themis import BlackBox, ModelError, Target
-from themis.target.loaders.mindspore import black_box, check_seen
 from themis.target.loaders.model import load_model
-from themis.target.loaders.onnx import OnnxModel
 from themis.target.loaders.weights import Trust, load_weights
+from themis_integrations.models.onnx import OnnxModel
 
 PICTURES = torch.rand(10, 6, 6, 1)
 
@@ -146,24 +144,3 @@ def test_a_model_in_training_mode_is_tested_in_evaluation_mode_and_restored():
     with Target(net).opened(), torch.no_grad():
         assert torch.equal(Target(net).forward(files.inputs()), files.expected()["output"])
     assert net.training
-
-
-def test_a_mindspore_cell_whose_layers_are_hidden_is_refused():
-    with pytest.raises(ModelError, match=r"got none of its 4 child cells: use activation cells such as nn\.ReLU\(\)"):
-        check_seen(0, 4)
-    check_seen(2, 4)
-    check_seen(0, 0)  # a single cell without children has nothing but its output
-
-
-@pytest.mark.slow
-def test_a_mindspore_cell_is_tested_by_its_activation_cells():
-    mindspore = pytest.importorskip("mindspore")
-    cell = mindspore.nn.SequentialCell(
-        mindspore.nn.Flatten(), mindspore.nn.Dense(16, 8), mindspore.nn.ReLU(), mindspore.nn.Dense(8, 3)
-    )
-    inputs = torch.rand(30, 1, 4, 4)
-    box = black_box(cell, bounds=(0, 1))
-    result = themis.run(box, inputs, "gaussian", magnitude=0.9, max_tests=300)
-    assert [each.shape for each in result.start.layers] == [(8,), (3,)]
-    wanted = cell(mindspore.Tensor(inputs.numpy())).asnumpy()
-    assert np.allclose(box.forward(inputs).numpy(), wanted, atol=1e-5)

@@ -208,8 +208,7 @@ class Origin:
 
         from themis.target.blackbox import BlackBox
         from themis.target.detections import DETECTION_FORMS
-        from themis.target.estimator import is_estimator, is_maite_model
-        from themis.target.loaders.onnx import OnnxModel
+        from themis.target.estimator import FileModel, is_estimator, is_maite_model
         from themis.target.target import UNBOUNDED, Normalize, Target
 
         if (self.mean is None) != (self.std is None):
@@ -233,7 +232,7 @@ class Origin:
             if self.bounds == Origin().bounds:  # as in Python, a table and a data set of MAITE have their own
                 options["bounds"] = UNBOUNDED
             return BlackBox(model, **options, version=version)
-        if isinstance(model, OnnxModel):
+        if isinstance(model, FileModel):
             if self.output in DETECTION_FORMS:
                 return BlackBox(model, **options, output=self.output, version=model.version)
             return BlackBox(model.choose(self.output), **options, version=model.version)

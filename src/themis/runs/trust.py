@@ -185,7 +185,7 @@ def _paths(trusted: Trusted) -> list[str]:
 
 def _is_model_code(spec: str) -> bool:
     """Whether a model is made by code that its name chooses: a factory, or a package that downloads what it names."""
-    from themis.target.loaders import PACKAGES, is_file
+    from themis.target.loaders import FILE_LOADERS, PACKAGES
 
     kind = spec.partition(":")[0]
     if kind in PACKAGES:
@@ -194,7 +194,7 @@ def _is_model_code(spec: str) -> bool:
         return True
     from themis.target.loaders import collection
 
-    return not is_file(spec) and spec not in collection().names
+    return not FILE_LOADERS.is_own(Path(spec).suffix.lower()) and spec not in collection().names
 
 
 def _is_data_code(spec: str) -> bool:

@@ -13,8 +13,7 @@ from themis.data.seeds import Seeds
 from themis.errors import DataError, UsageError
 from themis.target.against import Against
 from themis.target.blackbox import BlackBox
-from themis.target.estimator import Estimator, MaiteModel
-from themis.target.loaders.onnx import OnnxModel
+from themis.target.estimator import Estimator, FileModel, MaiteModel
 from themis.target.target import UNBOUNDED, AnyTarget, Target
 from themis.target.traits import has_channels_last
 
@@ -58,7 +57,7 @@ def coded(target: AnyTarget, coding: Coding | None) -> AnyTarget:
     if isinstance(target, Against):
         return target.each(lambda each: coded(each, coding))
     column = coding.odd_column
-    if not isinstance(target, BlackBox) or isinstance(target.predict, OnnxModel):
+    if not isinstance(target, BlackBox) or isinstance(target.predict, FileModel):
         if column is None:
             return target
         holds = "missing values" if column.values is None else f"names such as {column.values[0]!r}"
@@ -88,7 +87,7 @@ def _perturbing(target: AnyTarget, seeds: Seeds) -> Seeds:
         if key is not None:
             raise UsageError(f"perturbed names one of several inputs, but the data has one, got {key!r}: leave it out")
         return seeds
-    takes_one = isinstance(target, BlackBox) and isinstance(target.predict, Estimator | OnnxModel)
+    takes_one = isinstance(target, BlackBox) and isinstance(target.predict, Estimator | FileModel)
     if takes_one or not isinstance(target, Target | BlackBox):
         model = target.predict if isinstance(target, BlackBox) else target
         raise UsageError(

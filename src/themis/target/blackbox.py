@@ -19,7 +19,7 @@ from themis.errors import ModelError, UsageError
 from themis.options import check_count
 from themis.target.activations import OUTPUT, Layer, OnActivation, TracedActivation, choose_layers
 from themis.target.detections import DETECTION_FORMS, Detections, detections_in, scale_boxes
-from themis.target.estimator import Estimator, MaiteModel, is_estimator, is_maite_model
+from themis.target.estimator import Estimator, FileModel, MaiteModel, is_estimator, is_maite_model
 from themis.target.fingerprint import hash_text
 from themis.target.output import in_label_order
 from themis.target.requests import Answers, Examples, Requests, rows_of
@@ -45,8 +45,8 @@ class BlackBox(TargetOptions):
             example, it gets one array for each, as the `forward` of a module would. A model of MAITE is accepted too.
         output: A function that picks the scores from what `predict` returned; for a detector, as for `Target`.
         version: Identifies the model, for instance by the hash of its file; a run can only be resumed with the same
-            version. By default it is the hash of an estimator, or the name of a function, which says nothing about
-            its weights.
+            version. By default it is the hash of an estimator or an ONNX file, or the name of a function, which says
+            nothing about its weights.
         batch_size: Most inputs per call of `predict`; by default, and at most, those of a chunk of tests, up to 256.
         workers: Calls that are made at the same time, in threads: for a remote model.
         retries: How often a call that raises is made again, after 0.5 s, 1 s, 2 s, and so on up to a minute.
@@ -115,7 +115,7 @@ class BlackBox(TargetOptions):
     def fingerprint(self) -> str:
         """Return the SHA-256 of `version`, or of the function's name."""
         kind = self.predict if hasattr(self.predict, "__qualname__") else type(self.predict)
-        own = self.predict.version if isinstance(self.predict, Estimator | MaiteModel) else ""
+        own = self.predict.version if isinstance(self.predict, Estimator | FileModel | MaiteModel) else ""
         return hash_text(self.version or own or f"{kind.__module__}:{kind.__qualname__}")
 
     def find_layers(self, example: Tensor) -> tuple[Layer, ...]:

@@ -1,8 +1,9 @@
-"""Models of other libraries as functions for a black box: estimators and boosters, and models of MAITE."""
+"""Models of other libraries as functions for a black box: estimators, files such as ONNX, and models of MAITE."""
 
 import hashlib
 import pickle
-from typing import Any
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,6 +95,26 @@ class Estimator:
         import pandas  # type: ignore[import-untyped, unused-ignore]
 
         return pandas.DataFrame(inputs, columns=self.names)
+
+
+class FileModel(ABC):
+    """A function for `BlackBox` that runs a file of another library; it takes one array of numbers.
+
+    Loaders of `themis.model_files` return it if they cannot make a PyTorch module of a file.
+    """
+
+    keeps_padding: ClassVar[bool] = True
+    """Whether it gets batches of a fixed shape, on which the last bits of what such libraries compute depend."""
+    version: str
+    """The hash of the file."""
+
+    @abstractmethod
+    def __call__(self, inputs: NDArray[Any]) -> Any:
+        """The scores, or a pair of the scores and a dict of activations by layer."""
+
+    @abstractmethod
+    def choose(self, output: str | None) -> Self:
+        """Take the scores from this output, given by its name or its index; None keeps the default."""
 
 
 def is_maite_model(model: Any) -> bool:

@@ -65,6 +65,8 @@ def test_the_hub_needs_its_library(monkeypatch):
         read_data("hf:mnist")
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # the library warns of many things
 def test_a_split_of_a_saved_data_set_is_named_in_brackets(tmp_path):
     datasets = pytest.importorskip("datasets")
     parts = {

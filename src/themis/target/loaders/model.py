@@ -16,7 +16,6 @@ from themis.plugins import Extensible
 from themis.target.estimator import is_maite_model
 from themis.target.fingerprint import hash_file
 from themis.target.loaders.factory import call_factory, import_package, read_call
-from themis.target.loaders.onnx import OnnxModel
 from themis.target.loaders.script import load_script
 from themis.target.loaders.weights import Trust, is_script, names_in_archive
 from themis.target.traits import Statistics, own_statistics
@@ -37,7 +36,9 @@ def load_model(spec: str, trust: Trust, *, has_weights: bool = False) -> LoadedM
     if kind in PACKAGES:
         if not name:
             raise UsageError(f"--model {spec!r} must name a model: write {kind}:NAME")
-        return _from_file(Path(name), load_keras, trust) if kind == "keras" else _from_package(kind, name, has_weights)
+        if f".{kind}" in FILE_LOADERS:
+            return _from_file(Path(name), FILE_LOADERS[f".{kind}"], trust)
+        return _from_package(kind, name, has_weights)
     if kind in LOADERS:
         return LoadedModel(LOADERS[kind](name))
     if not is_file(spec):
@@ -92,23 +93,6 @@ def load_torch_file(path: Path, trust: Trust) -> nn.Module:
     return _load_pickle(path, trust)
 
 
-def load_keras(path: Path, trust: Trust) -> nn.Module:
-    """Load a Keras 3 model with the torch backend, which makes it an nn.Module."""
-    os.environ.setdefault("KERAS_BACKEND", "torch")
-    keras = import_package("keras")
-    if keras.backend.backend() != "torch":
-        raise UsageError(f"Keras must run on torch, but runs on {keras.backend.backend()}: set KERAS_BACKEND=torch")
-    is_safe = not trust.covers(path)
-    if is_safe and path.suffix.lower() != ".keras":
-        trust.require(path, "an older Keras file, and reading it may run code in it", "save it as .keras")
-    if not is_safe:
-        make_importable()
-    try:
-        return _module(keras.saving.load_model(path, safe_mode=is_safe), path)
-    except (OSError, ValueError, TypeError, KeyError, ImportError) as error:
-        raise DataError(f"{path} must be a Keras model that loads without running code: {first_line(error)}") from error
-
-
 def _load_exported(path: Path, trust: Trust) -> nn.Module:
     trust.require(path, "a torch.export program, and reading it runs code in it", "save it as TorchScript or ONNX")
     import torch.export
@@ -136,7 +120,10 @@ def _load_pickle(path: Path, trust: Trust) -> nn.Module:
         raise _no_model(path, "weights" if isinstance(content, dict) else type(content).__name__)
     make_importable()  # a pickle names the classes of its objects
     with _running_its_code(path, "a pickled model"):
-        return _module(torch.load(path, map_location="cpu", weights_only=False), path)
+        model = torch.load(path, map_location="cpu", weights_only=False)
+        if not isinstance(model, nn.Module):
+            raise ModelError(f"{path} must hold an nn.Module, got {type(model).__name__}: save the model itself")
+        return model
 
 
 def _maite(name: str) -> Any:
@@ -179,20 +166,10 @@ def _from_package(package: str, name: str, has_weights: bool) -> LoadedModel:
     return LoadedModel(model, statistics=own_statistics(model))
 
 
-def _module(model: Any, path: Path) -> nn.Module:
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"{path} must hold an nn.Module, got {type(model).__name__}: save the model itself")
-    return model
-
-
-FILE_LOADERS: dict[str, Callable[[Path, Trust], Any]] = {
-    ".pt": load_torch_file,
-    ".pth": load_torch_file,
-    ".ts": load_torch_file,
-    ".pt2": load_torch_file,
-    ".onnx": lambda path, _: OnnxModel(path),
-    ".keras": load_keras,
-}
+FILE_LOADERS: Extensible[Callable[[Path, Trust], Any]] = Extensible(
+    "themis.model_files", dict.fromkeys((".pt", ".pth", ".ts", ".pt2"), load_torch_file)
+)
+"""Functions that return the model in a file, by the ending of its name; packages add others."""
 LOADERS: Extensible[Callable[[str], Any]] = Extensible("themis.loaders", {"maite": _maite})
 """Functions that return a model, given the text after `NAME:`; packages add others."""
 PACKAGES = ("torchvision", "timm", "hf", "keras")

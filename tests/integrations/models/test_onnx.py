@@ -7,7 +7,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from themis import BlackBox, ModelError
-from themis.target.loaders.onnx import OnnxModel
+from themis_integrations.models.onnx import OnnxModel
 
 
 def save(path, nodes, *, kind=TensorProto.FLOAT, inputs=("x",), outputs=("y",), initializers=()):

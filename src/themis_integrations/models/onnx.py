@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from themis.errors import DataError, ModelError, first_line, warn
 from themis.target.compiled import numbered
+from themis.target.estimator import FileModel
 from themis.target.fingerprint import hash_file, hash_text
 from themis.target.loaders.factory import import_package
+from themis.target.loaders.weights import Trust
 from themis.target.output import SCORE_ENTRIES, describe_entry
 from themis.target.target import permutation_that_fits
 
@@ -28,14 +30,17 @@ GATE_NODES = ("Sigmoid", "HardSigmoid")
 FLOATS = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
 
 
-class OnnxModel:
+def load_onnx(path: Path, trust: Trust) -> OnnxModel:
+    """The model in a file, which needs no trust: an ONNX graph runs no code."""
+    return OnnxModel(path)
+
+
+class OnnxModel(FileModel):
     """A function for `BlackBox` that maps `inputs [inputs, ...]` to the scores and the activations by node.
 
     One session computes everything, so that the scores are equal to the last bit whether or not the activations are
     used. A graph with a fixed batch size is run in batches of that size, and the last one is padded.
     """
-
-    keeps_padding = True
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
