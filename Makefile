@@ -58,7 +58,7 @@ check: $(READY)  ## lint, check types and the direction of imports
 
 slow: $(RIVALS)  ## run the slow tests; those on real data need THEMIS_DATA
 	$(PYTEST) -m slow
-	$(PYTEST) tests/report/trackers tests/target/test_estimator.py tests/data/test_frames.py tests/integrations/test_transforms.py
+	$(PYTEST) tests/integrations/trackers tests/target/test_estimator.py tests/data/test_frames.py tests/integrations/test_transforms.py
 
 shape: $(READY)  ## print how heavy the code is: lines, files, parameters, cycles
 	$(BIN)/python tools/shape.py

@@ -11,6 +11,7 @@
 | `themis.readers` | a function `(path, *, options) -> Seeds` |
 | `themis.loaders` | a function that returns a model, given the text after the colon |
 | `themis.model_files` | a function `(path, trust) -> model`; its name is the ending of the files, such as `.onnx` |
+| `themis.trackers` | a function `(place, *, run, stays_open) -> themis.report.tracking.Tracker` |
 | `themis.commands` | a module like those of `themis.cli` |
 """
 

@@ -15,8 +15,8 @@ from themis.report.gates.pytest_plugin import describe_properties
 from themis.report.gates.robustness import properties_of
 from themis.report.page import read_view, write_report
 from themis.report.progress import ShowProgress
-from themis.report.trackers import results_of, verdict_of
 from themis.runs.store.reader import Reader
+from themis_integrations.trackers import results_of, verdict_of
 
 WEIGHTS = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 DATA = torch.rand(30, 8, generator=torch.Generator().manual_seed(0))

@@ -18,7 +18,7 @@ from themis.cli.gate import check, is_requested, print_results, read_errors, wri
 from themis.cli.options import CommandLine, Group, add_option
 from themis.errors import ModelError
 from themis.report.table import Table, table_console
-from themis.report.trackers import Tracker, close_trackers
+from themis.report.tracking import TRACKERS, Tracker, close_trackers
 from themis.text import counted, own_stream, print_json, print_text
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def add_campaign_output(group: Group) -> None:
 
 def add_track(group: Group) -> None:
     """Add `--track`."""
-    text = "log to tensorboard, mlflow or wandb, in FOLDER/track of the run; NAME:PLACE writes to another place"
+    text = f"log to {' or '.join(TRACKERS)}, in FOLDER/track of the run; NAME:PLACE writes to another place"
     add_option(group, "track", list[str] | None, None, text)
 
 

@@ -17,7 +17,7 @@ from themis.cli.output import add_campaign_output, add_track, finish, progress_c
 from themis.cli.run import LIMIT_OPTIONS
 from themis.cli.source import LOCATION_OPTIONS, add_executor, add_overrides, override_origin, read_executor
 from themis.errors import UsageError
-from themis.report.trackers import choose_trackers
+from themis.report.tracking import choose_trackers
 from themis.runs.store.reader import Reader
 from themis.settings import Settings
 from themis.suites.folder import is_suite

@@ -25,7 +25,7 @@ from themis.cli.output import (
     progress_callbacks,
 )
 from themis.cli.source import PERTURB_HELP, add_executor, check_names, named_origin, read_executor, require
-from themis.report.trackers import choose_trackers
+from themis.report.tracking import choose_trackers
 from themis.runs.source import Origin
 from themis.settings import Settings
 from themis.text import print_text

@@ -25,7 +25,7 @@ from themis.cli.output import AUTO, add_track, add_verbosity, finish, new_folder
 from themis.cli.source import add_executor, named_origin, read_executor, require
 from themis.errors import UsageError
 from themis.report.table import table_console
-from themis.report.trackers import Tracker, choose_trackers, close_trackers
+from themis.report.tracking import Tracker, choose_trackers, close_trackers
 from themis.runs.source import OPTIONS, Origin
 from themis.settings import Settings
 from themis.suites.options import MEMBER_DEFAULTS, OF_THE_SUITE, SuiteOptions, read_options

@@ -5,7 +5,7 @@ import torch
 
 import themis
 from themis import Callback, Target
-from themis.report.trackers import MLflow
+from themis_integrations.trackers import MLflow
 
 pytestmark = pytest.mark.xdist_group("mlflow_tracker")
 

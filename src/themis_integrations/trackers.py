@@ -6,15 +6,15 @@ import logging
 import os
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from shutil import copy
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from themis.campaign.callback import Callback, report_failure
-from themis.errors import ThemisError, UsageError, nearest, needs_extra
+from themis.errors import ThemisError, needs_extra
+from themis.report.tracking import Tracker
 from themis.settings import policy_name
 from themis.version import __version__
 
@@ -32,7 +32,7 @@ def no_warnings() -> Iterator[None]:
         yield
 
 
-class Tracker(Callback):
+class PackageTracker(Tracker):
     """Logs parameters at the start, figures per round and, at the end, the most telling faults and the results.
 
     run: the run folder, whose files are attached. n_pictures: how many faults are drawn; they are replayed after the
@@ -65,7 +65,7 @@ class Tracker(Callback):
     @abstractmethod
     def end(self, has_failed: bool) -> None: ...
 
-    def attach(self, file: Path) -> None:
+    def log_file(self, file: Path) -> None:
         """Attach a file, if the tracker can hold files."""
 
     # Events of the campaign
@@ -97,8 +97,12 @@ class Tracker(Callback):
         self.close(has_failed=True)
 
     @no_warnings()
+    def attach(self, file: Path) -> None:
+        if self.is_open:
+            self.log_file(file)
+
+    @no_warnings()
     def close(self, *, has_failed: bool = False) -> None:
-        """Finish writing."""
         if self.is_open:
             self.is_open = False
             self.end(has_failed)
@@ -185,7 +189,7 @@ MAX_LENGTH = 500
 """Characters of a parameter; some servers refuse longer ones."""
 
 
-class MLflow(Tracker):
+class MLflow(PackageTracker):
     """Writes through its own client, so the active run of the caller is not affected.
 
     place: a tracking URI such as sqlite:////data/mlflow.db or http://host:5000, or a folder for a database file.
@@ -235,7 +239,7 @@ class MLflow(Tracker):
         if pictures:
             self._client.log_text(self.run_id, "\n".join(caption for caption, _ in pictures), "faults/faults.txt")
 
-    def attach(self, file: Path) -> None:
+    def log_file(self, file: Path) -> None:
         self._client.log_artifact(self.run_id, str(file))
 
     def end(self, has_failed: bool) -> None:
@@ -247,7 +251,7 @@ def _key(name: str) -> str:
     return "".join(char if char.isalnum() or char in "_-. /" else "_" for char in name)
 
 
-class Wandb(Tracker):
+class Wandb(PackageTracker):
     """Writes its own run, so an open run of the caller is not affected. mode: "online" uploads during the campaign."""
 
     name = "wandb"
@@ -278,7 +282,7 @@ class Wandb(Tracker):
             images = [self._wandb.Image(pixels, caption=caption) for caption, pixels in pictures]
             self._run.log({"tests": self.tests, "pictures": images})
 
-    def attach(self, file: Path) -> None:
+    def log_file(self, file: Path) -> None:
         copied = copy(file, self._run.dir)  # the run folder may be moved before the upload
         self._run.save(copied, base_path=self._run.dir, policy="now")
 
@@ -286,7 +290,7 @@ class Wandb(Tracker):
         self._run.finish(exit_code=1 if has_failed else 0)
 
 
-class TensorBoard(Tracker):
+class TensorBoard(PackageTracker):
     """Writes event files with the writer of torch."""
 
     name = "tensorboard"
@@ -318,31 +322,3 @@ class TensorBoard(Tracker):
 
     def end(self, has_failed: bool) -> None:
         self._writer.close()
-
-
-TRACKERS: dict[str, Any] = {kind.name: kind for kind in (TensorBoard, MLflow, Wandb)}
-
-
-def choose_trackers(specs: Iterable[str], out: str | Path | None) -> list[Tracker]:
-    """Create trackers from NAME or NAME:PLACE; without a place, a tracker writes to `track/NAME` in the run folder."""
-    chosen: list[Tracker] = []
-    for spec in specs:
-        name, _, place = spec.partition(":")
-        if name not in TRACKERS:
-            raise UsageError(f"unknown tracker {name!r}: {nearest(name, TRACKERS)}")
-        if not place and out is None:
-            raise UsageError(f"the tracker {name} must have a place if the run has no folder: write {name}:FOLDER")
-        chosen.append(TRACKERS[name](place or Path(str(out)) / "track" / name, run=out, stays_open=True))
-    return chosen
-
-
-def close_trackers(trackers: Iterable[Tracker], *files: Path) -> None:
-    """Attach files that were written after the campaign, such as its report, and close; a failure is a warning."""
-    for tracker in trackers:
-        try:
-            with no_warnings():
-                for file in files if tracker.is_open else ():
-                    tracker.attach(file)
-            tracker.close()
-        except Exception as error:
-            report_failure(tracker, f"while closing, so up to {len(files)} files may not be attached", error)

@@ -9,7 +9,8 @@ from warm_python import warm_python
 
 import themis
 from themis import UsageError
-from themis.report.trackers import TRACKERS, TensorBoard, Wandb, choose_trackers, close_trackers
+from themis.report.tracking import TRACKERS, choose_trackers, close_trackers
+from themis_integrations.trackers import TensorBoard, Wandb
 
 pytestmark = pytest.mark.xdist_group("trackers")
 
@@ -138,7 +139,7 @@ import sys
 for each in ("tensorboard", "mlflow", "wandb"):
     sys.modules[each] = None
 from themis import MissingExtraError
-from themis.report.trackers import choose_trackers
+from themis.report.tracking import choose_trackers
 try:
     choose_trackers(["{name}"], "run")
 except MissingExtraError as error:
@@ -189,7 +190,7 @@ def test_a_campaign_on_tables_logs_everything_but_pictures(tmp_path):
 
 def test_importing_the_trackers_does_not_import_their_packages():
     names = ("torch", "mlflow", "wandb", "tensorboard")
-    code = f"import sys, themis.report.trackers; print([each for each in {names} if each in sys.modules])"
+    code = f"import sys, themis_integrations.trackers; print([each for each in {names} if each in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
 
