@@ -11,11 +11,11 @@ from torch import nn
 
 import themis
 from themis.report.gates.gates import Gates, check_gates, write_junit, write_markdown
-from themis.report.gates.pytest_plugin import describe_properties
-from themis.report.gates.robustness import properties_of
 from themis.report.page import read_view, write_report
 from themis.report.progress import ShowProgress
 from themis.runs.store.reader import Reader
+from themis_integrations.pytest_plugin.plugin import describe_properties
+from themis_integrations.pytest_plugin.robustness import properties_of
 from themis_integrations.trackers import results_of, verdict_of
 
 WEIGHTS = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")

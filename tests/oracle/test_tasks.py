@@ -14,11 +14,11 @@ from warm_python import warm_python
 import themis
 from themis.cli import main
 from themis.oracle import Compare
-from themis.report.gates.robustness import describe_replay
 from themis.runs.display.fault import describe_fault
 from themis.runs.display.text import opening
 from themis.runs.replay import Replayer
 from themis.runs.store.reader import Reader
+from themis_integrations.pytest_plugin.robustness import describe_replay
 
 OPTIONS = {"max_tests": 400, "round_size": 100, "max_stored": 20, "tolerance": 1e-12, "plateau": None}
 

@@ -359,7 +359,7 @@ def describe_replay(fault: Fault, replay: Replay) -> str:
 def describe_error(error: Exception) -> str:
     """The error in one line, and the line of the user's code that raised it."""
     frames = [] if error.__cause__ is None else extract_tb(error.__cause__.__traceback__)
-    libraries = (str(Path(__file__).parents[3]) + os.sep, "<")  # where Themis is installed, and generated code
+    libraries = (str(Path(__file__).parents[2]) + os.sep, "<")  # where Themis is installed, and generated code
     own = [frame for frame in frames if not frame.filename.startswith(libraries) and SITE not in frame.filename]
     places = [f"  at {frame.filename}:{frame.lineno} in {frame.name}" for frame in own[-1:]]
     notes = [f"  {note}" for note in getattr(error, "__notes__", ())]

@@ -30,8 +30,8 @@ def kept(tmp_path_factory):
 
 def warm(net, digits, folder):
     """Import what campaigns need, so that sessions inside this process do not have to."""
+
     import themis
-    import themis.report.gates.robustness
     from themis.report.gates.gates import Gates, check_gates
     from themis.report.page import write_report
 

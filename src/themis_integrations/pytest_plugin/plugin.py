@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import themis  # noqa: F401  (it sets how MKL and CUDA compute, which they read when a test first uses them)
+
 if TYPE_CHECKING:
-    from themis.report.gates.robustness import RobustnessTest
+    from themis_integrations.pytest_plugin.robustness import RobustnessTest
 
 FIXTURE = "robustness"
 """Name of the fixture and of the marker."""
@@ -132,7 +134,7 @@ def robustness(request: pytest.FixtureRequest) -> RobustnessTest:
 
     The test fails if a gate fails or, without gates, if a fault is found. Returns the run.
     """
-    from themis.report.gates.robustness import RobustnessTest
+    from themis_integrations.pytest_plugin.robustness import RobustnessTest
 
     config, option = request.config, request.config.option
     overrides = {name: getattr(option, f"themis_{name}") for name in BUDGETS}

@@ -12,7 +12,7 @@ import pytest
 from projects import FIXTURE, MINE, SEVERAL, WEAK, found_in, run_folder
 
 import themis
-from themis.report.gates.robustness import ARGUMENTS
+from themis_integrations.pytest_plugin.robustness import ARGUMENTS
 
 pytestmark = pytest.mark.xdist_group("gates")
 
@@ -42,9 +42,9 @@ def test_a_session_without_robustness_tests_imports_only_the_plugin(tmp_path):
         assert "1 passed" in done.stdout
         seen.append(set(re.search(r"^MODULES (.*)$", done.stderr, re.M)[1].split()))
     with_it, without = seen
-    assert not {"torch", "numpy", "themis.campaign.loop", "themis.report.gates.robustness"} & with_it
-    packages = {"themis", "themis.report", "themis.report.gates"}
-    assert with_it - without == packages | {"themis.version", "themis.report.gates.pytest_plugin"}
+    assert not {"torch", "numpy", "themis.campaign.loop", "themis_integrations.pytest_plugin.robustness"} & with_it
+    plugin = {"themis_integrations", "themis_integrations.pytest_plugin", "themis_integrations.pytest_plugin.plugin"}
+    assert with_it - without == plugin | {"themis", "themis.version"}
 
 
 def test_the_plugin_is_found_by_its_entry_point_and_can_be_disabled(pytester):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from projects import FIXTURE, MINE, SEVERAL, WEAK, found_in
 
-from themis.report.gates.robustness import is_stale, write_note
+from themis_integrations.pytest_plugin.robustness import is_stale, write_note
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.xdist_group("gates")

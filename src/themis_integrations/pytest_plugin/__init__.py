@@ -1,0 +1,1 @@
+"""Robustness tests in the pytest suite of a project."""
