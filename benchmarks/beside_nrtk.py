@@ -21,6 +21,7 @@ from paper import write_json
 from searching.arguments import add_quick, complete
 
 import themis
+from themis_integrations.maite import as_augmentation
 from themis_lab import zoo
 
 STANDARD_DEVIATIONS = (0.02, 0.04, 0.06, 0.08, 0.1)
@@ -105,7 +106,7 @@ def main() -> None:
     print("|---:|---:|---:|---:|---:|")
     for sigma in STANDARD_DEVIATIONS:
         row: dict[str, Any] = {"standard deviation": sigma}
-        tools = {"NRTK": nrtk(sigma), "Themis": themis.perturb.as_augmentation("gaussian", sigma=sigma)}
+        tools = {"NRTK": nrtk(sigma), "Themis": as_augmentation("gaussian", sigma=sigma)}
         for tool, augmentation in tools.items():
             began = time.process_time()
             options = {"model": model, "metric": Accuracy(), "dataset": data, "batch_size": 100}

@@ -1,6 +1,5 @@
 """Perturbations `E(theta)`: each is a named function with a table of its theta."""
 
-from themis.perturb.augmentation import as_augmentation
 from themis.perturb.context import Context
 from themis.perturb.names import PERTURBATIONS, choose_perturbation, disturb, own_perturbations
 from themis.perturb.perturbation import Perturbation, Theta, columns, over_time, perturb
@@ -10,7 +9,6 @@ __all__ = [
     "Context",
     "Perturbation",
     "Theta",
-    "as_augmentation",
     "choose_perturbation",
     "columns",
     "disturb",

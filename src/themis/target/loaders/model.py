@@ -13,7 +13,6 @@ from torch import nn
 
 from themis.errors import DataError, ModelError, ThemisError, UsageError, first_line
 from themis.plugins import Extensible
-from themis.target.estimator import is_maite_model
 from themis.target.fingerprint import hash_file
 from themis.target.loaders.factory import call_factory, import_package, read_call
 from themis.target.loaders.script import load_script
@@ -126,16 +125,6 @@ def _load_pickle(path: Path, trust: Trust) -> nn.Module:
         return model
 
 
-def _maite(name: str) -> Any:
-    model = call_factory(name, "model")
-    if not is_maite_model(model):
-        raise UsageError(
-            f"--model maite:{name} must be a model of MAITE, but {type(model).__name__} has no metadata with an id: "
-            "add them, or leave out maite:"
-        )
-    return model
-
-
 @contextmanager
 def _running_its_code(path: Path, kind: str) -> Iterator[None]:
     """Turn whatever the code in a trusted file raises into an error in one line."""
@@ -170,7 +159,7 @@ FILE_LOADERS: Extensible[Callable[[Path, Trust], Any]] = Extensible(
     "themis.model_files", dict.fromkeys((".pt", ".pth", ".ts", ".pt2"), load_torch_file)
 )
 """Functions that return the model in a file, by the ending of its name; packages add others."""
-LOADERS: Extensible[Callable[[str], Any]] = Extensible("themis.loaders", {"maite": _maite})
+LOADERS: Extensible[Callable[[str], Any]] = Extensible("themis.loaders", {})
 """Functions that return a model, given the text after `NAME:`; packages add others."""
 PACKAGES = ("torchvision", "timm", "hf", "keras")
 """What may stand before the colon of a name, for models of a package; `keras:` is followed by the path of a file."""

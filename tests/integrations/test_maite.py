@@ -7,7 +7,8 @@ from maite_cases import BlobDataset, Detector, ImageDataset, LinearClassifier
 
 from themis import UsageError
 from themis.oracle.boxes import overlap
-from themis.perturb import as_augmentation, disturb
+from themis.perturb import disturb
+from themis_integrations.maite import as_augmentation
 
 pytest.importorskip("maite")
 

@@ -1,4 +1,7 @@
-"""Perturbations as augmentations of MAITE, for its workflows and for the tools that use them."""
+"""MAITE, the protocols that the tools of JATIC share: models by name, and perturbations as augmentations.
+
+Themis itself knows its models and data sets by what they have.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +21,20 @@ from themis.perturb.context import Context
 from themis.perturb.distribution import Distribution
 from themis.perturb.names import choose_perturbation, theta_columns
 from themis.perturb.perturbation import Perturbation, Theta, check_fits, perturb
+from themis.target.estimator import is_maite_model
+from themis.target.loaders.factory import call_factory
+
+
+def load_model(name: str) -> Any:
+    """The model that `maite:module:factory` makes."""
+    model = call_factory(name, "model")
+    if not is_maite_model(model):
+        raise UsageError(
+            f"--model maite:{name} must be a model of MAITE, but {type(model).__name__} has no metadata with an id: "
+            "add them, or leave out maite:"
+        )
+    return model
+
 
 Batch = tuple[Sequence[Any], Sequence[Any], Sequence[Mapping[str, Any]]]
 """Pictures `[channels, height, width]`, targets, and metadata."""
