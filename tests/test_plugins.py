@@ -79,10 +79,11 @@ def test_a_package_adds_a_perturbation_a_policy_a_criterion_and_a_command(themis
     assert replayed.returncode == 0, replayed.stderr
 
 
-def test_the_overview_names_added_commands_without_loading_them(themis):
+def test_the_overview_describes_added_commands_without_loading_them(themis):
     overview = themis("--help")
-    assert "  seas (added by sea_trials)\n" in overview.stdout
-    assert "  sink (added by shipwreck)\n" in overview.stdout
+    assert "  seas           print the share of the tests of a ... (added by sea_trials)\n" in overview.stdout
+    assert "  sink           (added by shipwreck)\n" in overview.stdout
+    assert "  completion     print a script that completes options in the shell\n" in overview.stdout
     assert overview.stderr == ""
 
 

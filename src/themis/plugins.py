@@ -15,8 +15,10 @@
 | `themis.commands` | a module like those of `themis.cli` |
 """
 
+import ast
 from collections.abc import Iterator, Mapping
 from functools import cache
+from importlib.machinery import PathFinder, SourceFileLoader
 from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar
 
@@ -49,7 +51,7 @@ class Extensible(Mapping[str, T], Generic[T]):
 
     def is_own(self, name: str) -> bool:
         """Whether an entry comes with Themis."""
-        return name in self.own or (name in added(self.group) and _comes_with_themis(added(self.group)[name]))
+        return name in self.own or (name in added(self.group) and comes_with_themis(added(self.group)[name]))
 
     def usable(self) -> dict[str, T]:
         """All entries; one that cannot be loaded is left out with a warning."""
@@ -76,11 +78,27 @@ class Extensible(Mapping[str, T], Generic[T]):
 @cache
 def added(group: str) -> dict[str, EntryPoint]:
     """The entry points of a group by name, without loading them; those that come with Themis cannot be replaced."""
-    return {entry.name: entry for entry in sorted(entry_points(group=group), key=_comes_with_themis)}
+    return {entry.name: entry for entry in sorted(entry_points(group=group), key=comes_with_themis)}
 
 
-def _comes_with_themis(entry: EntryPoint) -> bool:
+def comes_with_themis(entry: EntryPoint) -> bool:
+    """Whether an entry point is in the distribution of Themis."""
     return package_of(entry) == "themis-dl"
+
+
+def docstring_of(entry: EntryPoint) -> str:
+    """The docstring of an entry's module, whose source is read and not run; empty if it cannot be read."""
+    parts, path, loader = entry.module.split("."), None, None
+    for k in range(len(parts)):
+        spec = PathFinder.find_spec(".".join(parts[: k + 1]), path)
+        if spec is None:
+            return ""
+        path, loader = spec.submodule_search_locations, spec.loader
+    try:
+        source = loader.get_source(entry.module) if isinstance(loader, SourceFileLoader) else None
+        return ast.get_docstring(ast.parse(source or "")) or ""
+    except (ImportError, SyntaxError, ValueError):
+        return ""
 
 
 def package_of(entry: EntryPoint) -> str:

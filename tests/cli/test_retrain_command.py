@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from themis.cli import COMMANDS, completion, main
+from themis.cli import COMMANDS, main
 from themis.retraining.recipe import OPTIMISERS, SCHEDULES
+from themis_integrations.completion import NAMES
 
 pytestmark = pytest.mark.xdist_group("retrain_command")
 
@@ -191,5 +192,5 @@ def test_bad_options_are_one_line(home, capsys):
         assert why in said
         assert len(said.splitlines()) == 1
     assert "retrain" in COMMANDS
-    assert tuple(completion.NAMES["optimiser"]) == OPTIMISERS
-    assert tuple(completion.NAMES["schedule"]) == SCHEDULES
+    assert tuple(NAMES["optimiser"]) == OPTIMISERS
+    assert tuple(NAMES["schedule"]) == SCHEDULES

@@ -18,9 +18,10 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
-from themis.plugins import Extensible, added
+from themis.plugins import Extensible, added, comes_with_themis, docstring_of
 from themis.text import foreign_output_on_stderr, one_line, print_text
 
 if TYPE_CHECKING:
@@ -55,7 +56,6 @@ COMMANDS = {
     "retrain": "fine-tune a model on the faults of a run, and measure the gain",
     "perturbations": "list the perturbations, and draw them",
     "doctor": "check the installation and this machine",
-    "completion": "print a script that completes options in the shell",
 }
 TRUST_HELP = "Code that a run folder from elsewhere names runs only with --trust RUN."
 TERMS = {
@@ -168,10 +168,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _overview() -> str:
-    lines, terms = ([f"  {name:<15}{text}" for name, text in table.items()] for table in (COMMANDS, TERMS))
-    by_package: dict[str, list[str]] = {}  # the commands that packages add, which are not loaded
-    for name, entry in sorted(added("themis.commands").items()):
-        by_package.setdefault(entry.module.partition(".")[0], []).append(name)
+    lines, terms = ([f"  {name:<15}{text}" for name, text in table.items()] for table in (summaries(), TERMS))
     return "\n".join(
         [
             "usage: themis COMMAND [options]",
@@ -181,7 +178,6 @@ def _overview() -> str:
             "",
             "commands:",
             *lines,
-            *(f"  {', '.join(names)} (added by {package})" for package, names in by_package.items()),
             "",
             "terms:",
             *terms,
@@ -190,6 +186,22 @@ def _overview() -> str:
             "the version. Start with themis demo.",
         ]
     )
+
+
+def summaries() -> dict[str, str]:
+    """What every command does, in a line; those that packages add are not imported."""
+    entries = sorted(added("themis.commands").items())
+    return COMMANDS | {name: _summary(entry) for name, entry in entries if name not in COMMANDS}
+
+
+def _summary(entry: EntryPoint) -> str:
+    """The first sentence of the help of a command that a package adds, and the package."""
+    from textwrap import shorten
+
+    sentence = " ".join(docstring_of(entry).split()).partition(". ")[0].removesuffix(".")
+    source = "" if comes_with_themis(entry) else f" (added by {entry.module.partition('.')[0]})"
+    text = shorten(f"{sentence[:1].lower()}{sentence[1:]}", 62 - len(source), placeholder=" ...")
+    return f"{text}{source}".strip()
 
 
 def _commands() -> Extensible[Any]:

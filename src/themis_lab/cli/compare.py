@@ -1,7 +1,7 @@
-"""Compare techniques at equal cost: the same seeds, passes and random seeds for each, and error rates on seeds that
-none of them has used. Writes compare.json, table.md and figures. Ctrl-C keeps every finished campaign, and the same
-command with the same --out resumes. Needs --model and --data, or --zoo, and --perturb. Exit code 3 if a campaign
-failed.
+"""Compare techniques at equal cost. Each gets the same seeds, passes and random seeds, and error rates are measured on
+seeds that none of them has used. Writes compare.json, table.md and figures. Ctrl-C keeps every finished campaign, and
+the same command with the same --out resumes. Needs --model and --data, or --zoo, and --perturb. Exit code 3 if a
+campaign failed.
 
 themis compare --zoo lenet5-mnist --perturb gaussian --out runs/compare
 themis compare --model mine:net --data mine:data --train mine:train --perturb fgsm --magnitudes paper,grid

@@ -1,6 +1,7 @@
-"""Let techniques choose inputs from the search seeds of a run, retrain the model on each choice in the same way, and
-measure what it gains. The run must have been split (themis run --split 0.5,0.2,0.3), or --judge must name other data.
-Writes contest.json, contest.md and contest.png. The same command with the same --out resumes.
+"""Compare techniques by what retraining on their choices gains. Each chooses inputs from the search seeds of a run, and
+the model is retrained on each choice in the same way. The run must have been split (themis run --split 0.5,0.2,0.3), or
+--judge must name other data. Writes contest.json, contest.md and contest.png. The same command with the same --out
+resumes.
 
 themis contest runs/first --techniques themis,nc,kmnc,idc,lsa,random,corners --out runs/contest
 """

@@ -1,5 +1,5 @@
-"""Run the paper's evaluation: fault detection capability, faults, time, parameters, the theory and known faults, over
-many models and perturbations. PLAN is a YAML file, by default the plan for the ten models of the paper, which
+"""Run the paper's evaluation over many models and perturbations. It is about fault detection capability, faults, time,
+parameters, the theory and known faults. PLAN is a YAML file, by default the plan for the ten models of the paper, which
 --print-plan prints. Writes evaluation.json, evaluation.md and figures. Every finished cell is stored and never run
 again: the same command with the same --out resumes. Exit code 3 if a cell failed.
 

@@ -4,16 +4,16 @@ import argparse
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import pytest
 
 from themis import cli
-from themis.cli import completion, main
+from themis.cli import main
 from themis.judge import JUDGES
 from themis.oracle import ORACLES
 from themis.perturb import PERTURBATIONS
 from themis.search import POLICIES
+from themis_integrations import completion
 
 ASK = """
 source ./themis.bash
@@ -21,12 +21,6 @@ COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
 _shtab_themis themis "${{COMP_WORDS[COMP_CWORD]}}" "${{COMP_WORDS[COMP_CWORD-1]}}"
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
-
-
-@pytest.fixture(autouse=True)
-def commands(monkeypatch):
-    there = {name: text for name, text in cli.COMMANDS.items() if find_spec(f"themis.cli.{name}")}
-    monkeypatch.setattr(completion, "COMMANDS", there)
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
-"""Print a script that completes commands, options, file names and known names. Load it from the start-up file of your
-shell.
+"""Print a script that completes options in the shell. It completes commands, file names and known names as well. Load
+it from the start-up file of your shell.
 
 echo 'eval "$(themis completion bash)"' >> ~/.bashrc
 themis completion zsh > ~/.zsh/_themis    (a folder in fpath)
@@ -9,13 +9,13 @@ import json
 from importlib.resources import files
 from typing import Any
 
-from themis.cli import COMMANDS, DONE, configure_parser
+from themis.cli import DONE, configure_parser, summaries
 from themis.cli.options import CommandLine, Parser
 from themis.errors import UsageError, nearest, needs_extra
 from themis.plugins import added
 from themis.text import print_text
 
-NAMES: dict[str, list[str]] = json.loads((files("themis.cli") / "names.json").read_text("utf-8"))
+NAMES: dict[str, list[str]] = json.loads((files("themis_integrations") / "completion.json").read_text("utf-8"))
 """The names that an option accepts. They are in a file because importing their tables would load torch."""
 NAMES["policy"] += added("themis.policies")
 FILES, FOLDERS = ("FILE",), ("FOLDER", "RUN", "RUN_A", "RUN_B", "SUITE")
@@ -41,8 +41,8 @@ def _parser_of_all_commands(shtab: Any) -> Parser:
     parser = Parser(prog="themis")
     parser.add_argument("--version", action="store_true", help="print the version")
     commands = parser.add_subparsers()
-    for name in (*COMMANDS, *added("themis.commands")):
-        command = commands.add_parser(name, help=COMMANDS.get(name))
+    for name, text in summaries().items():
+        command = commands.add_parser(name, help=text)
         configure_parser(command, name)
         for action in command._actions:
             _set_completion(action, shtab)
