@@ -76,12 +76,13 @@ def warn(text: str) -> None:
     frame: FrameType | None = place
     while frame is not None and not _is_in(frame, "themis.cli"):
         caller = frame.f_back
-        if caller is not None and _is_in(frame, "themis") and not _is_in(caller, "concurrent.futures"):  # its threads
+        is_own = _is_in(frame, "themis", "themis_integrations")
+        if caller is not None and is_own and not _is_in(caller, "concurrent.futures"):  # its threads
             place = caller
         frame = caller
     module, registry = place.f_globals.get("__name__"), place.f_globals.setdefault("__warningregistry__", {})
     warnings.warn_explicit(text, RuntimeWarning, place.f_code.co_filename, place.f_lineno, module, registry)
 
 
-def _is_in(frame: FrameType, package: str) -> bool:
-    return f"{frame.f_globals.get('__name__')}.".startswith(f"{package}.")
+def _is_in(frame: FrameType, *packages: str) -> bool:
+    return f"{frame.f_globals.get('__name__')}.".startswith(tuple(f"{package}." for package in packages))

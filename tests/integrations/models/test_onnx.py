@@ -140,6 +140,7 @@ def test_activations_in_a_branch_are_left_out_with_a_warning(tmp_path):
     onnx.save(
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "net.onnx"
     )
-    with pytest.warns(RuntimeWarning, match="1 of its activations are computed inside a branch or a loop"):
+    with pytest.warns(RuntimeWarning, match="1 of its activations are computed inside a branch or a loop") as caught:
         model = OnnxModel(tmp_path / "net.onnx")
+    assert caught[0].filename == __file__
     assert model.layers == {}
