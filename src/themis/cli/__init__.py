@@ -52,7 +52,6 @@ COMMANDS = {
     "review": "mark faults as valid or invalid tests, in the browser",
     "watch": "show a run in the browser, live or finished",
     "report": "write a run as one HTML file, with its faults and figures",
-    "verify": "check that a folder of evidence is as it was written",
     "retrain": "fine-tune a model on the faults of a run, and measure the gain",
     "perturbations": "list the perturbations, and draw them",
     "doctor": "check the installation and this machine",

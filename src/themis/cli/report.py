@@ -8,22 +8,27 @@ themis report runs/first --evidence evidence/first
 """
 
 from pathlib import Path
-from shlex import quote
+from typing import Any
 
 from themis.cli import DONE
 from themis.cli.gate import MCE_BASELINE_HELP
 from themis.cli.options import FORCE_HELP, CommandLine, Parser, add_option, check_file
 from themis.errors import UsageError
+from themis.plugins import Extensible
 from themis.suites.folder import is_suite
 from themis.text import print_text
+
+FOLDERS: Extensible[Any] = Extensible("themis.reports", {})
+"""What can be written instead of the page, by the option that names its folder; packages add it."""
 
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of the run, or of a suite")
     output = parser.add_argument_group("output")
     output.add_argument("--out", metavar="FILE", help="file to write instead of report.html in RUN")
-    text = "new folder for evidence that an auditor can check: a model card, an ML-BOM, a statement to sign, the page"
-    output.add_argument("--evidence", metavar="FOLDER", help=text)
+    for name, module in FOLDERS.usable().items():
+        text = " ".join((module.__doc__ or "").split()).rstrip(".")
+        output.add_argument(f"--{name}", dest=name, metavar="FOLDER", help=text[:1].lower() + text[1:])
     output.add_argument("--force", action="store_true", help=FORCE_HELP)
     text = "number of faults shown with their inputs, the most telling first; fewer make a smaller file"
     add_option(output, "most_pictures", int, 1000, text)
@@ -35,8 +40,9 @@ def execute(arguments: CommandLine) -> int:
     if arguments.most_pictures < 0:
         raise UsageError(f"--most-pictures must be 0 or more, got {arguments.most_pictures}: 0 shows none")
     out = None if arguments.out is None else Path(arguments.out)
-    if arguments.evidence is not None:
-        return _write_evidence(arguments, out)
+    for name in FOLDERS:
+        if getattr(arguments, name, None) is not None:
+            return _write_folder(arguments, name, out)
     if out is not None:
         check_file("--out", out, (".html", ".htm"), replaces=arguments.force)
     from themis.report.page import write_report
@@ -55,12 +61,10 @@ def execute(arguments: CommandLine) -> int:
     return DONE
 
 
-def _write_evidence(arguments: CommandLine, out: Path | None) -> int:
+def _write_folder(arguments: CommandLine, name: str, out: Path | None) -> int:
     if out is not None:
-        raise UsageError("--out must not be given with --evidence: the page is report.html among the evidence")
-    from themis.report.evidence import write_evidence
-
-    path = write_evidence(arguments.run, arguments.evidence, most_pictures=arguments.most_pictures)
+        raise UsageError(f"--out must not be given with --{name}, which writes only to its own folder: leave it out")
+    text = FOLDERS[name].write(arguments.run, getattr(arguments, name), most_pictures=arguments.most_pictures)
     if not arguments.quiet:
-        print_text(f"Evidence: {path} (to check it: themis verify {quote(str(path))})")
+        print_text(text)
     return DONE

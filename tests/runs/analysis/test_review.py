@@ -14,7 +14,6 @@ import themis
 from themis import Perturbation, StoreError, Target, Theta, UsageError
 from themis.cli import main
 from themis.perturb.perturbation import column
-from themis.report.evidence import write_evidence
 from themis.runs.analysis.review import (
     LEAST_MARKS,
     REVIEWS,
@@ -29,6 +28,7 @@ from themis.runs.analysis.review import (
 )
 from themis.runs.display.text import summary_rows
 from themis.runs.store.reader import Reader
+from themis_integrations.evidence.evidence import write_evidence
 
 READABLE = 0.3
 """Up to this theta, a person still gives the right answer."""

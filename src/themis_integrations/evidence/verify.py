@@ -1,5 +1,6 @@
-"""Check a folder that `themis report RUN --evidence FOLDER` wrote, and name each file that was changed, removed or
-added since; the exit code is then 1. Who wrote the folder is a question for a signature of its statement.json.
+"""Check that a folder of evidence is as it was written. It is one that `themis report RUN --evidence FOLDER` wrote.
+Each file that was changed, removed or added since is named; the exit code is then 1. Who wrote the folder is a
+question for a signature of its statement.json.
 
 themis verify evidence/first
 themis verify evidence/first && cosign verify-blob --bundle first.sigstore.json evidence/first/statement.json
@@ -15,7 +16,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def execute(arguments: CommandLine) -> int:
-    from themis.report.statement import verify_evidence
+    from themis_integrations.evidence.statement import verify_evidence
 
     changes = verify_evidence(arguments.folder)
     for name, change in changes.items():

@@ -4,13 +4,13 @@ import uuid
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from themis.errors import UsageError
 from themis.judge.estimate import Estimate
-from themis.report import statement
-from themis.report.page import MAX_PICTURES, ReportView, asset, read_view, render
+from themis.report.page import MAX_PICTURES, ReportView, read_view, render
 from themis.runs.analysis.diff import escape, table
 from themis.runs.analysis.review import read_review
 from themis.runs.display.text import RANDOM, accuracy_name, left_to_find
@@ -20,6 +20,7 @@ from themis.runs.store.files import as_json, explained, list_folder, refuse_fold
 from themis.runs.store.reader import Reader
 from themis.text import counted, percent
 from themis.version import __version__
+from themis_integrations.evidence import statement
 
 CONFIDENCE = 0.95
 """Of the intervals of `Estimate`."""
@@ -228,8 +229,10 @@ def model_card(evidence: Evidence) -> str:
         "limits": _limits(view.gates),
     }
     texts = {name: "\n".join(each) for name, each in lines.items()}
-    card = asset("model-card.md").format(
-        verdict=escape(view.verdict.text), confidence=f"{100 * CONFIDENCE:.0f}", version=__version__, **texts
+    card = (
+        (files("themis_integrations.evidence") / "model-card.md")
+        .read_text("utf-8")
+        .format(verdict=escape(view.verdict.text), confidence=f"{100 * CONFIDENCE:.0f}", version=__version__, **texts)
     )
     return f"---\n{metadata}---\n{card}"
 

@@ -10,8 +10,8 @@ import torch
 import themis
 from themis import UsageError
 from themis.cli import main
-from themis.report.evidence import write_evidence
-from themis.report.statement import FILES, hash_bytes, make_statement, verify_evidence
+from themis_integrations.evidence.evidence import write_evidence
+from themis_integrations.evidence.statement import FILES, hash_bytes, make_statement, verify_evidence
 
 pytestmark = pytest.mark.xdist_group("evidence")
 
