@@ -21,7 +21,7 @@ from paper import write_json
 from searching.arguments import add_quick, complete
 
 import themis
-from themis_integrations.maite import as_augmentation
+from themis_integrations import as_augmentation
 from themis_lab import zoo
 
 STANDARD_DEVIATIONS = (0.02, 0.04, 0.06, 0.08, 0.1)

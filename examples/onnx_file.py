@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from sklearn.neural_network import MLPClassifier
 
 import themis
-from themis_integrations.models.onnx import OnnxModel
+from themis_integrations import OnnxModel
 
 digits = load_digits()
 inputs, labels = digits.data.astype(np.float32), digits.target

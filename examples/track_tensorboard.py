@@ -8,7 +8,7 @@ import torch
 import themis
 from themis.cli.demo import split, trained_lenet5
 from themis.data.readers import read_digits
-from themis_integrations.trackers import TensorBoard
+from themis_integrations import TensorBoard
 
 torch.set_num_threads(1)
 train, held_out = split(read_digits())

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import themis
+import themis_integrations
 import themis_lab
 
 pytestmark = pytest.mark.quick
@@ -17,6 +18,13 @@ def test_every_public_name_is_there():
     assert set(themis.__all__) == set(dir(themis))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         themis.nothing  # noqa: B018
+
+
+def test_every_public_name_of_the_integrations_is_there():
+    for name in themis_integrations.__all__:
+        assert getattr(themis_integrations, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        themis_integrations.nothing  # noqa: B018
 
 
 def test_folders_are_public_too():

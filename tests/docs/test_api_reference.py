@@ -9,11 +9,15 @@ from documents import ROOT
 PAGES = {
     "themis": "themis.md",
     "themis.perturb": "perturb.md",
+    "themis_integrations": "integrations.md",
     "themis_lab": "lab.md",
     "themis_lab.criteria": "criteria.md",
     "themis_lab.zoo": "zoo.md",
 }
-ALSO_DESCRIBED = {"themis.settings.Settings"}  # the options of themis.run
+ALSO_DESCRIBED = {
+    "themis.settings.Settings",  # the options of themis.run
+    "themis_integrations.models.mindspore.black_box",  # its name needs its module
+}
 
 
 @pytest.mark.parametrize("module", PAGES)
