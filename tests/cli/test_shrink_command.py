@@ -118,22 +118,6 @@ def test_the_curve_is_written_and_described(run):
     assert not list(run.glob("*.part"))
 
 
-def test_progress_is_printed_while_it_works(run, capsys, monkeypatch):
-    monkeypatch.setattr("themis.report.progress.PLAIN_SECONDS", 0.0)
-    assert main(["shrink", str(run), "--most", "3", "--curve"]) == 0
-    table, curve = re.split(r"\n *fault +seed", capsys.readouterr().out)
-    assert table.splitlines()[:3] == [
-        "running the clean inputs",
-        "running tests: 3 of at most 3 tests",
-        "trying the identity of theta: 3 of at most 3 tests",
-    ]
-    assert "bisecting the strength: 30 of at most 30 tests" in table
-    assert re.search(r"bisecting single dimensions, sweep 1 of at most 12: \d+ of at most \d+ tests", table)
-    assert "running tests: 10 of at most 10 tests" in curve  # the seeds that did not fail
-    assert main(["shrink", str(run), "--most", "3", "--curve", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["faults"]
-
-
 def test_the_run_is_left_unchanged(run, capsys):
     before = Reader(run).select()
     assert main(["shrink", str(run), "--most", "3", "--curve"]) == 0

@@ -17,16 +17,14 @@ from typing import TYPE_CHECKING
 
 from themis.cli import DONE
 from themis.cli.options import CommandLine, Parser, add_option
-from themis.cli.output import analysis_progress
 from themis.cli.source import REPLAY_OPTIONS, add_overrides, rebuild
 from themis.errors import UsageError, nearest
 from themis.runs.store.reader import Reader
 from themis.text import counted, print_json, print_text
 
 if TYPE_CHECKING:
-    from themis.runs.analysis.bench import OnProgress
     from themis.runs.analysis.groups import Group
-    from themis.runs.analysis.locate import Baseline, Localization
+    from themis.runs.analysis.locate import Localization
     from themis.runs.faults import Faults
 
 NO_STRUCTURE = {
@@ -76,12 +74,11 @@ def execute(arguments: CommandLine) -> int:
             groups = group(faults, arguments.most, arguments.apart)
         located: list[Localization | None] = [None] * len(groups)
         if arguments.locate and groups:
-            from themis.runs.analysis.locate import learn_baseline
+            from themis.runs.analysis.locate import learn_baseline, locate
             from themis.runs.replay import read_run
 
-            with analysis_progress(is_silent=arguments.json) as show:
-                baseline = learn_baseline(read_run(rebuild(run, arguments.given)), on_progress=show)
-                located = _locate(baseline, faults, groups, show)
+            baseline = learn_baseline(read_run(rebuild(run, arguments.given)))
+            located = [locate(group, baseline, faults) for group in groups]
         if arguments.json:
             objects = [
                 group.as_dict() | ({} if where is None else {"located": where.as_dict()})
@@ -91,19 +88,6 @@ def execute(arguments: CommandLine) -> int:
         else:
             _print(run, faults, groups, located, NO_STRUCTURE[arguments.by] if arguments.most > 1 else "")
     return DONE
-
-
-def _locate(baseline: Baseline, faults: Faults, groups: list[Group], show: OnProgress) -> list[Localization | None]:
-    from themis.runs.analysis.locate import MOST_LOCATED, locate
-
-    n_done, n = 0, sum(min(MOST_LOCATED, len(group.ids)) for group in groups)
-    located: list[Localization | None] = []
-    for group in groups:
-        location = locate(group, baseline, faults)
-        n_done += location.n_faults
-        show("running faults of the groups", n_done, n)
-        located.append(location)
-    return located
 
 
 def _print(run: Reader, faults: Faults, groups: list[Group], located: list[Localization | None], alone: str) -> None:

@@ -24,7 +24,6 @@ from themis.text import counted, own_stream, print_json, print_text
 if TYPE_CHECKING:
     from themis.report.gates.gates import Gates
     from themis.report.progress import ShowCells
-    from themis.runs.analysis.bench import OnProgress
     from themis.runs.run import Run
     from themis.suites.result import CorruptionErrors, SuiteRun
 
@@ -66,26 +65,6 @@ def progress_callbacks(arguments: CommandLine) -> list[Callback]:
             self.quiet = True
 
     return [ShowProgress(PatientConsole(file=own_stream(sys.stdout)), is_verbose=arguments.verbose)]
-
-
-@contextmanager
-def analysis_progress(*, is_silent: bool) -> Iterator[OnProgress]:
-    """Shows the progress of an analysis: a bar with the time left in a terminal, occasional lines elsewhere."""
-    from rich.progress import TimeRemainingColumn
-
-    from themis.report.progress import StepBar
-
-    bar, shown = StepBar(table_console(is_silent=is_silent), TimeRemainingColumn(), is_patient=True), ("", 0)
-
-    def show(text: str, n_done: int, n: int) -> None:
-        nonlocal shown
-        if (text, n) != shown:
-            shown = text, n
-            bar.start(0, max(n, 1))
-        bar.say(text, f"{text}: {n_done:,} of at most {n:,} tests" if n else text, n_done)
-
-    with closing(bar):
-        yield show
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from themis.cli import DONE
 from themis.cli.faults import named_faults
 from themis.cli.options import CommandLine, Parser, add_option
-from themis.cli.output import analysis_progress
 from themis.cli.source import REPLAY_OPTIONS, add_overrides, rebuild
 from themis.errors import UsageError
 from themis.runs.fault import show_outcome
@@ -70,14 +69,12 @@ def execute(arguments: CommandLine) -> int:
         replayer = rebuild(run, arguments.given)
         stored = read_run(replayer)
         faults = chosen or stored.faults.most_telling(arguments.most)
-        with analysis_progress(is_silent=arguments.json) as show:
-            shrunk = shrink(stored, faults, is_simplest=arguments.simplest, on_progress=show)
+        shrunk = shrink(stored, faults, is_simplest=arguments.simplest)
         still_faults = {fault.id for fault in shrunk}
         lost = [fault.id for fault in faults if fault.id not in still_faults]
         if not arguments.json:
             _print(shrunk, lost, replayer)
-        with analysis_progress(is_silent=arguments.json) as show:
-            curve = robustness(stored, shrunk, on_progress=show) if arguments.curve else None
+        curve = robustness(stored, shrunk) if arguments.curve else None
         result: dict[str, Any] = {
             "faults": [fault.as_dict() for fault in shrunk],
             "no_longer_faults": lost,

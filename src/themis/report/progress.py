@@ -30,17 +30,12 @@ PLAIN_SECONDS = 5.0
 class StepBar:
     """A progress bar over steps in a terminal, and occasional plain lines elsewhere."""
 
-    def __init__(
-        self, console: Console, *more: ProgressColumn, columns: Sequence[ProgressColumn] = (), is_patient: bool = False
-    ) -> None:
-        """columns: of the bar, by default with the steps done and the elapsed time; `more` are to their right.
-
-        is_patient: let plain lines wait, the first one too.
-        """
+    def __init__(self, console: Console, *more: ProgressColumn, columns: Sequence[ProgressColumn] = ()) -> None:
+        """columns: of the bar, by default with the steps done and the elapsed time; `more` are to their right."""
         self.console = console
         self.columns = [*(columns or (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())), *more]
         self._live: Progress | None = None
-        self._printed = perf_counter() if is_patient else 0.0
+        self._printed = 0.0
 
     def note(self, text: str, style: str | None = None) -> None:
         """Print text above the bar."""

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import sys
 
 import numpy as np
@@ -128,15 +127,8 @@ def test_the_command_creates_the_model_to_locate(tmp_path, monkeypatch, capsys):
     source = ["--model", "located_net:Net", "--data", "npz:data.npz", "--perturb", "brightness"]
     assert cli.main(["run", *source, "--max-tests", "640", "--tolerance", "1e-9", "--quiet", "--out", "run"]) == 0
     capsys.readouterr()
-    monkeypatch.setattr("themis.report.progress.PLAIN_SECONDS", 0.0)
     assert cli.main(["groups", "run", "--locate"]) == 0
-    progress, found = capsys.readouterr().out.split(" in ", 1)  # 12 faults in 3 groups
-    assert "starts in relu: " in found
-    lines = progress.splitlines()
-    assert lines[0] == "running the clean inputs"
-    assert "running ordinary tests: 384 of at most 384 tests" in lines
-    assert re.search(r"^measuring how much layers usually move: (\d+) of at most \1 tests$", progress, re.MULTILINE)
-    assert re.fullmatch(r"running faults of the groups: (\d+) of at most \1 tests", lines[-2])
+    assert "starts in relu: " in capsys.readouterr().out
     assert cli.main(["groups", "run", "--locate", "--json", "--device", "cpu"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert "relu" in [each["located"]["layers"][0]["layer"] for each in listed]

@@ -1,6 +1,7 @@
 """Shrinking: models whose smallest breaking theta is known in closed form."""
 
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import nn
 import themis
 from themis import Perturbation, Target, Theta, UsageError
 from themis.perturb.perturbation import column
+from themis.progress import shown_by
 from themis.runs.analysis.shrink import BISECTIONS, MOST_SWEEPS, NUDGE, shrink
 from themis.runs.replay import Replayer, read_run
 from themis.runs.store.reader import Reader
@@ -283,13 +285,19 @@ def test_passes_are_batched_over_faults():
 
 
 def test_progress_counts_every_test_and_stays_within_its_limit():
-    run, told = campaign(THREE), []
-    shrunk = shrink(run, most=5, on_progress=lambda *now: told.append(now))
-    assert told[0] == ("running the clean inputs", 0, 0)
-    ends = [now for now, after in zip(told, [*told[1:], ("", 0, 0)], strict=True) if now[0] != after[0]]
-    assert sum(n_done for _, n_done, _ in ends) == sum(each.passes for each in shrunk)
-    assert all(n_done <= n for _, n_done, n in told)
-    assert ends[1] == ("running tests", 5, 5)
+    run, steps = campaign(THREE), []
+
+    @contextmanager
+    def show(step):
+        steps.append(step)
+        yield
+
+    with shown_by(show):
+        shrunk = shrink(run, most=5)
+    assert sum(step.n_done for step in steps) == sum(each.passes for each in shrunk)
+    assert all(step.n_done <= step.n for step in steps)
+    assert steps[0].describe() == "running tests: 100% of 5 tests"
+    assert {"bisecting the strength", "bisecting single dimensions, sweep 1 of at most 12"} <= {s.text for s in steps}
 
 
 def test_shrinking_is_reproducible_also_from_the_folder(tmp_path):

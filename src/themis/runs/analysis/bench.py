@@ -1,6 +1,6 @@
 """The test bench: runs tests on the seeds of a finished campaign in batches, in its process or from its folder."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,42 +14,29 @@ from themis.measure.calculator import Calculator
 from themis.measure.distance import distances, is_similar
 from themis.measure.tests import Floats, Ints, Tests
 from themis.perturb.table import COUNTED
+from themis.progress import advance, step
 from themis.runs.estimates import range_shares
 from themis.runs.fault import Fault
 from themis.runs.replay import missing_seed
 from themis.runs.run import Run
-
-OnProgress = Callable[[str, int, int], None]
-"""Told how far an analysis is: what it does now, how many tests of that are done, and how many these are at most."""
-
 
 Outcomes = dict[str, NDArray[Any]]
 """What tests show, by name: `is_fault`, `answer`, `margin` and their distances. A test that is too dissimilar from its
 seed is not a fault."""
 
 
-def ignore_progress(text: str, n_done: int, n: int) -> None:
-    """Report nothing."""
-
-
 class TestBench:
     """Runs tests in chunks of one shape, so that the steps of a bisection are comparable. The target must be open.
 
-    passes_before: passes that the calculator had spent before the bench. on_progress: told after every chunk.
+    passes_before: passes that the calculator had spent before the bench.
     """
 
     __test__ = False
 
-    def __init__(
-        self,
-        calculator: Calculator,
-        random_seed: int,
-        passes_before: int = 0,
-        on_progress: OnProgress = ignore_progress,
-    ) -> None:
+    def __init__(self, calculator: Calculator, random_seed: int, passes_before: int = 0) -> None:
         self.calculator, self.seeds, self.random_seed = calculator, calculator.seeds, random_seed
-        self._passes_before, self._on_progress = passes_before, on_progress
-        self.begin("running tests", 0)
+        self._passes_before = passes_before
+        self._n_done = self._n_tests = 0
         self.theta = calculator.perturbation.theta
         self.low, self.high, self.identity = (
             np.array([getattr(theta, end) for theta in self.theta], dtype=np.float32)
@@ -57,9 +44,12 @@ class TestBench:
         )
         self.is_whole = np.array([theta.unit == COUNTED.unit for theta in self.theta])  # a table's features are counted
 
-    def begin(self, text: str, n_tests: int) -> None:
-        """Begin something that takes at most `n_tests` tests; progress is reported as its share."""
-        self._text, self._n_done, self._n_tests = text, 0, n_tests
+    @contextmanager
+    def step(self, text: str, n_tests: int) -> Iterator[None]:
+        """A step that runs at most `n_tests` tests; it shows how many it has run."""
+        self._n_done, self._n_tests = 0, n_tests
+        with step(text):
+            yield
 
     def rows(self, seed_id: Ints) -> Ints:
         """Rows of seeds among the bench's seeds."""
@@ -98,7 +88,7 @@ class TestBench:
         columns = {"is_fault": is_fault, "answer": verdict.outcome, "margin": verdict.margin.float(), **away}
         outcomes = {name: column.cpu().numpy().copy() for name, column in columns.items()}
         self._n_done += len(tests)
-        self._on_progress(self._text, self._n_done, self._n_tests)
+        advance(self._n_done, self._n_tests, "tests")
         return outcomes
 
     @property
@@ -137,11 +127,8 @@ def tests_of(faults: Sequence[Fault], seeds: Seeds) -> Tests:
 
 
 @contextmanager
-def open_bench(
-    run: Run, seed_id: Ints | None = None, chunk: int | None = None, on_progress: OnProgress = ignore_progress
-) -> Iterator[TestBench]:
+def open_bench(run: Run, seed_id: Ints | None = None, chunk: int | None = None) -> Iterator[TestBench]:
     """A bench for these seeds, by default all; chunk: tests per forward pass, by default as recorded."""
     passes_before = run.handle.passes
-    on_progress("running the clean inputs", 0, 0)
     with run.handle.opened(seed_id, chunk) as calculator:
-        yield TestBench(calculator, run.handle.random_seed, passes_before, on_progress)
+        yield TestBench(calculator, run.handle.random_seed, passes_before)

@@ -5,7 +5,7 @@ input and the layers before it predict; this relation is learned from ordinary t
 passed. The earliest layer with a large unexpected increase comes first.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,7 +18,8 @@ from themis.errors import DataError, UsageError
 from themis.measure.calculator import Calculator
 from themis.measure.chunk import columns_of
 from themis.measure.tests import Tests
-from themis.runs.analysis.bench import OnProgress, ignore_progress, tests_of
+from themis.progress import advance, step
+from themis.runs.analysis.bench import tests_of
 from themis.runs.analysis.groups import Group
 from themis.runs.fault import Fault
 from themis.runs.replay import AnyRun, as_run
@@ -99,26 +100,20 @@ class Baseline:
         return design @ slopes, spread * np.sqrt(1 + leverage)
 
 
-def learn_baseline(
-    run: AnyRun, n: int = ORDINARY, random_seed: int = 0, *, on_progress: OnProgress = ignore_progress
-) -> Baseline:
+def learn_baseline(run: AnyRun, n: int = ORDINARY, random_seed: int = 0) -> Baseline:
     """Run ordinary tests, of the run's seeds with uniform theta, and learn from those that the model passes."""
     run = as_run(run)
     seed_id = run.handle.seeds.seed_id.numpy()
     spread = np.linspace(0, len(seed_id) - 1, min(n, len(seed_id))).round().astype(np.int64)
     failing = run.faults.columns["seed_id"] if len(run.faults) else seed_id[:0]
-    on_progress("running the clean inputs", 0, 0)
     with run.handle.opened(np.union1d(failing, seed_id[spread])) as calculator:
-        tests = _ordinary_tests(calculator, n, random_seed, on_progress)
-
-        def tell(n_done: int) -> None:
-            on_progress("measuring how much layers usually move", n_done, 2 * len(tests))
-
-        # Not the root mean square: passed tests in which a layer went wrong would count too much.
-        scale = _mean_changes(calculator, tests, [layer.name for layer in calculator.layers], tell)
-        for mean in scale.values():
-            mean.clamp_(min=max(float(LEAST_SENSITIVITY * mean.square().mean().sqrt()), 1e-12))
-        logs = _log_changes(calculator, tests, scale, lambda n_done: tell(len(tests) + n_done))
+        tests = _ordinary_tests(calculator, n, random_seed)
+        with step("measuring how much layers usually move"):
+            # Not the root mean square: passed tests in which a layer went wrong would count too much.
+            scale = _mean_changes(calculator, tests, [layer.name for layer in calculator.layers])
+            for mean in scale.values():
+                mean.clamp_(min=max(float(LEAST_SENSITIVITY * mean.square().mean().sqrt()), 1e-12))
+            logs = _log_changes(calculator, tests, scale)
     fits = [_fit(_design(logs, k), logs[:, k]) for k in range(1, logs.shape[1])]
     return Baseline(calculator, scale, fits, len(tests))
 
@@ -186,7 +181,7 @@ def _neurons(
     return neurons
 
 
-def _ordinary_tests(calculator: Calculator, n: int, random_seed: int, on_progress: OnProgress) -> Tests:
+def _ordinary_tests(calculator: Calculator, n: int, random_seed: int) -> Tests:
     """Uniform tests that the model passes."""
     usable = calculator.clean.usable.cpu().numpy()
     seed_id = calculator.seeds.seed_id.numpy()[usable]
@@ -194,11 +189,11 @@ def _ordinary_tests(calculator: Calculator, n: int, random_seed: int, on_progres
     number = np.arange(n)
     tests = space.uniform_tests(number, UNIFORM_STREAM, number)
     is_fault: list[Tensor] = []
-    for part in _chunks(calculator, tests):
-        _, outputs, motion = calculator.run_chunk(part, calculator.chunk)
-        rows = torch.from_numpy(part.seed).to(calculator.device)
-        is_fault.append(calculator.clean.compare(rows, outputs, motion).is_fault.cpu())
-        on_progress("running ordinary tests", sum(map(len, is_fault)), n)
+    with step("running ordinary tests"):
+        for part in _chunks(calculator, tests):
+            _, outputs, motion = calculator.run_chunk(part, calculator.chunk)
+            rows = torch.from_numpy(part.seed).to(calculator.device)
+            is_fault.append(calculator.clean.compare(rows, outputs, motion).is_fault.cpu())
     ordinary = tests[~torch.cat(is_fault).numpy()]
     least = 4 * (PRECEDING_LAYERS + 2)
     if len(ordinary) < least:
@@ -210,7 +205,10 @@ def _ordinary_tests(calculator: Calculator, n: int, random_seed: int, on_progres
 
 
 def _chunks(calculator: Calculator, tests: Tests) -> Iterator[Tests]:
-    return (tests[first : first + calculator.chunk] for first in range(0, len(tests), calculator.chunk))
+    """The tests chunk by chunk; how far they are is shown."""
+    for first in range(0, len(tests), calculator.chunk):
+        advance(first, len(tests), "tests")
+        yield tests[first : first + calculator.chunk]
 
 
 def _changes(calculator: Calculator, tests: Tests) -> tuple[Tensor, dict[str, Tensor]]:
@@ -232,28 +230,22 @@ def _changes(calculator: Calculator, tests: Tests) -> tuple[Tensor, dict[str, Te
     return (disturbed - inputs)[:n].flatten(1).float().square().mean(1).sqrt(), changes
 
 
-def _mean_changes(
-    calculator: Calculator, tests: Tests, names: Sequence[str], tell: Callable[[int], None] = lambda n_done: None
-) -> dict[str, Tensor]:
-    """The mean sensitivity of each neuron of some layers; tell: called with the number of tests done."""
-    sums, n_done = dict.fromkeys(names, torch.zeros(())), 0
+def _mean_changes(calculator: Calculator, tests: Tests, names: Sequence[str]) -> dict[str, Tensor]:
+    """The mean sensitivity of each neuron of some layers."""
+    sums = dict.fromkeys(names, torch.zeros(()))
     for part in _chunks(calculator, tests):
-        changes, n_done = _changes(calculator, part)[1], n_done + len(part)
+        changes = _changes(calculator, part)[1]
         sums = {name: total.to(calculator.device) + changes[name].sum(0) for name, total in sums.items()}
-        tell(n_done)
     return {name: total / len(tests) for name, total in sums.items()}
 
 
-def _log_changes(
-    calculator: Calculator, tests: Tests, scale: dict[str, Tensor], tell: Callable[[int], None] = lambda n_done: None
-) -> Floats:
+def _log_changes(calculator: Calculator, tests: Tests, scale: dict[str, Tensor]) -> Floats:
     """Logarithm of each test's change: of the input, then of each layer in units of its neurons' baseline."""
     rows: list[Tensor] = []
     for part in _chunks(calculator, tests):
         of_inputs, changes = _changes(calculator, part)
         layers = [(changes[name] / unit).square().mean(1).sqrt() for name, unit in scale.items()]
         rows.append(torch.stack([of_inputs, *layers], 1))
-        tell(sum(map(len, rows)))
     return np.log(np.maximum(torch.cat(rows).cpu().numpy().astype(np.float64), 1e-6))
 
 

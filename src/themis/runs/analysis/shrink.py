@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from themis.errors import UsageError
 from themis.judge.estimate import Estimate, show_interval
 from themis.measure.tests import Bools, Floats, Ints, Tests
-from themis.runs.analysis.bench import OnProgress, Outcomes, TestBench, ignore_progress, open_bench, tests_of
+from themis.runs.analysis.bench import Outcomes, TestBench, open_bench, tests_of
 from themis.runs.display.text import RANDOM, UNBROKEN
 from themis.runs.fault import Fault
 from themis.runs.replay import AnyRun, as_run
@@ -86,14 +86,12 @@ def shrink(
     *,
     most: int = DEFAULT_FAULTS,
     is_simplest: bool = False,
-    on_progress: OnProgress = ignore_progress,
 ) -> list[ShrunkFault]:
     """Shrink faults of a campaign, all at once: one step of every bisection is one batched pass.
 
     run: as `themis.run` returned it, or a run folder. faults: by default the `most` most telling ones. A fault that
     does not break the model when it is run again, for example on another machine, is left out. is_simplest: drop
     entire dimensions first, so that few remain, possibly at a larger strength than all of them together would need.
-    on_progress: called with what is done now, the tests of it that are done, and how many these are at most.
     """
     if most < 1:
         raise UsageError(f"most must be 1 or more, got {most}: it is the number of faults to shrink")
@@ -102,7 +100,7 @@ def shrink(
     if not chosen:
         return []
     seed_id = np.array([fault.seed_id for fault in chosen])
-    with open_bench(run, seed_id, min(fault.chunk for fault in chosen), on_progress) as bench:
+    with open_bench(run, seed_id, min(fault.chunk for fault in chosen)) as bench:
         if [*chosen[0].theta] != [theta.name for theta in bench.theta]:
             raise UsageError(f"the faults must be of this run, got theta {', '.join(chosen[0].theta)}: pass its own")
         answer = np.array([fault.answer for fault in chosen])
@@ -139,8 +137,8 @@ class _Shrinker:
         self.theta = self.start.copy()
         self.weakest = bench.strength(self.theta)
         self.n_run = np.zeros(len(tests), dtype=np.int64)
-        bench.begin("running tests", len(tests))
-        self.best = self._run(np.arange(len(tests)), self.theta)
+        with bench.step("running tests", len(tests)):
+            self.best = self._run(np.arange(len(tests)), self.theta)
         self.is_fault = self.best["is_fault"].copy()
 
     def _run(self, at: Ints, theta: Floats) -> Outcomes:
@@ -163,35 +161,35 @@ class _Shrinker:
     def try_identity(self) -> Ints:
         """Try theta at its identity; return the faults that need more than that."""
         at = np.flatnonzero(self.is_fault & (self.theta != self.bench.identity).any(1))
-        self.bench.begin("trying the identity of theta", len(at))
-        return np.asarray(at[~self.attempt(at, np.tile(self.bench.identity, (len(at), 1)))])
+        with self.bench.step("trying the identity of theta", len(at)):
+            return np.asarray(at[~self.attempt(at, np.tile(self.bench.identity, (len(at), 1)))])
 
     def weaken(self, at: Ints) -> None:
         """Bisect the overall strength: theta on the line from the identity."""
-        self.bench.begin("bisecting the strength", BISECTIONS * len(at))
         held, identity = self.theta.astype(np.float64), self.bench.identity.astype(np.float64)
 
         def theta_at(at: Ints, share: NDArray[np.float64]) -> Floats:
             return self.bench.settled(identity + share[:, None] * (held[at] - identity))
 
-        self._bisect(at, theta_at)
+        with self.bench.step("bisecting the strength", BISECTIONS * len(at)):
+            self._bisect(at, theta_at)
 
     def drop_dimensions(self, at: Ints, give: float) -> Ints:
         """Reset each dimension to its identity if the others suffice, `give` stronger; return the faults that moved."""
         identity = self.bench.identity
         if len(identity) == 1:
             return at[:0]
-        self.bench.begin("dropping dimensions of theta", len(identity) * len(at))
         most, grown = self.start - identity, (self.theta - identity) * (1 + give)
         base = self.bench.settled(identity + np.where(np.abs(grown) < np.abs(most), grown, most))
         has_moved = np.zeros(len(base), dtype=bool)
-        for k in range(len(identity)):
-            now = at[base[at, k] != identity[k]]
-            without = base[now]
-            without[:, k] = identity[k]
-            is_enough = self.attempt(now, without)
-            base[now[is_enough]] = without[is_enough]
-            has_moved[now[is_enough]] = True
+        with self.bench.step("dropping dimensions of theta", len(identity) * len(at)):
+            for k in range(len(identity)):
+                now = at[base[at, k] != identity[k]]
+                without = base[now]
+                without[:, k] = identity[k]
+                is_enough = self.attempt(now, without)
+                base[now[is_enough]] = without[is_enough]
+                has_moved[now[is_enough]] = True
         return np.flatnonzero(has_moved)
 
     def lower_dimensions(self, at: Ints) -> None:
@@ -201,10 +199,10 @@ class _Shrinker:
         n_dimensions = self.theta.shape[1]
         for sweep in range(MOST_SWEEPS):
             n_tests = (1 + BISECTIONS) * n_dimensions * len(at)
-            self.bench.begin(f"bisecting single dimensions, sweep {sweep + 1} of at most {MOST_SWEEPS}", n_tests)
             before = self.theta[at].copy()
-            for k in range(n_dimensions):
-                self._lower(k, at)
+            with self.bench.step(f"bisecting single dimensions, sweep {sweep + 1} of at most {MOST_SWEEPS}", n_tests):
+                for k in range(n_dimensions):
+                    self._lower(k, at)
             at = at[(self.theta[at] != before).any(1)]
             if not len(at):
                 break
@@ -426,19 +424,16 @@ class Robustness:
         }
 
 
-def robustness(
-    run: AnyRun, known: Sequence[ShrunkFault] = (), *, on_progress: OnProgress = ignore_progress
-) -> Robustness:
+def robustness(run: AnyRun, known: Sequence[ShrunkFault] = ()) -> Robustness:
     """The robustness curve of a campaign's model over its seeds.
 
     The weakest fault of every failing seed is shrunk. Every other seed is run once more at full strength, at a corner
     of theta and at the opposite one: those that break are shrunk too, the rest are censored at 1.
-    known: faults that were shrunk before; one that is weaker than the one found here replaces it. on_progress: as for
-    `shrink`.
+    known: faults that were shrunk before; one that is weaker than the one found here replaces it.
     """
     run = as_run(run)
     faults = run.faults
-    with open_bench(run, on_progress=on_progress) as bench:
+    with open_bench(run) as bench:
         usable = bench.usable()
         shrunk: list[ShrunkFault] = []
         if len(faults):
