@@ -91,8 +91,6 @@ for run in sys.argv[1:]:
     codes.setdefault("open_run", []).append((0, ""))
     for shown in (opened, opened.faults, opened.faults[0]):
         repr(shown), shown._repr_html_()
-    for name in ("coverage", "faults"):
-        getattr(opened, f"plot_{name}")()._repr_png_()
     opened.faults.to_pandas()
     opened.summary()
 

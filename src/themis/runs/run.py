@@ -350,17 +350,11 @@ class Run:
         difference: Diff = _above("suites.diff").diff(self, other, **options)
         return difference
 
-    def plot_coverage(self) -> Figure:
-        """Coverage by tests, with the interval of the last round."""
-        return _draw("coverage_figure", self)
-
-    def plot_faults(self) -> Figure:
-        """Distinct faults and failing seeds by tests."""
-        return _draw("faults_figure", self)
-
     def plot_robustness(self) -> Figure:
         """How many seeds the search could not break, by strength; shrinks a fault per seed, which takes a while."""
-        return _draw("robustness_figure", _above("runs.analysis.shrink").robustness(self))
+        curve = _above("runs.analysis.shrink").robustness(self)
+        figure: Figure = _above("runs.display.figure").robustness_figure(curve)
+        return figure
 
     def __repr__(self) -> str:
         last = self.rounds[-1]
@@ -442,11 +436,6 @@ def coverage_caution(coverage: float, n_tests: int, n_seeds: int, scale: str) ->
 def _above(module: str) -> Any:
     """A module that reports, gates or analyses runs; methods of `Run` are shorthands for functions of such modules."""
     return import_module(f"themis.{module}")
-
-
-def _draw(kind: str, *values: Any) -> Figure:
-    figure: Figure = getattr(_above("runs.display.figure"), kind)(*values)
-    return figure
 
 
 def _named(source: Any, *names: str) -> dict[str, Any]:

@@ -19,8 +19,6 @@ from themis import UsageError
 from themis.perturb import Perturbation, Theta
 from themis.runs.faults import Faults
 
-PLOTS = ("coverage", "faults", "robustness")
-
 
 @pytest.fixture(scope="module")
 def run(trained):
@@ -110,34 +108,25 @@ def test_names_with_markup_are_shown_as_text():
     assert "&lt;script&gt;" in run.faults._repr_html_()
 
 
-@pytest.mark.parametrize("name", PLOTS)
-def test_a_plot_is_a_figure_with_something_on_it(run, name):
-    figure = getattr(run, f"plot_{name}")()
+def test_the_robustness_curve_is_a_figure_with_something_on_it(run):
+    figure = run.plot_robustness()
     assert isinstance(figure, Figure)
     picture = imread(io.BytesIO(figure._repr_png_()))
     assert (picture[..., :3].min(axis=-1) < 0.9).mean() > 0.005
 
 
-@pytest.mark.parametrize("name", PLOTS)
-def test_a_plot_that_takes_long_causes_no_warning(run, monkeypatch, name):
+def test_a_figure_that_takes_long_causes_no_warning(run, monkeypatch):
     """Warnings are errors here, and Matplotlib reads the clock."""
     monkeypatch.setattr(time, "perf_counter", count(step=60).__next__)
-    assert getattr(run, f"plot_{name}")()._repr_png_()
+    assert run.plot_robustness()._repr_png_()
 
 
-def test_plots_show_the_campaigns_figures(run):
-    lines = run.plot_faults().axes[0].lines
-    assert lines[0].get_ydata()[-1] == run.rounds[-1].distinct_faults
-    assert lines[1].get_ydata()[-1] == run.rounds[-1].failing_seeds
-    assert run.plot_coverage().axes[0].lines[0].get_ydata()[-1] == run.coverage
-
-
-def test_plots_leave_pyplot_alone():
+def test_figures_leave_pyplot_alone():
     code = """
 import sys, torch, themis
 net = torch.nn.Sequential(torch.nn.Linear(4, 3))
 run = themis.run(net, torch.rand(20, 4), "gaussian", magnitude=0.9, max_tests=200)
-run.plot_coverage()._repr_png_()
+run.plot_robustness()._repr_png_()
 print("matplotlib.pyplot" in sys.modules, repr(run).startswith("<Run: "))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from themis.runs.run import Run
 
 INK, RIGHT, WRONG, QUIET, BLUE = "#1a1a1a", "#1b7f4b", "#b3261e", "#6b6b6b", "#1f5f99"
-BEST = "best"
-"""Where a legend hides the least. It is passed although it is the default: otherwise Matplotlib warns if finding that
-place takes a second, as it may on a busy machine.
-"""
 
 
 def draw_faults(run: Run, path: str | Path, *, n: int = 12) -> list[Fault]:
@@ -120,42 +116,16 @@ def blank_figure(width: float, height: float) -> Any:
     return figure
 
 
-def coverage_figure(run: Run) -> Any:
-    """Coverage of the sampled and of all neurons over tests, with the final interval."""
-    figure, axes = _blank("Coverage by tests")
-    x = [0, *(round.tests for round in run.rounds)]
-    sampled, of_all = ([0, *(getattr(round.coverage, name) for round in run.rounds)] for name in ("sampled", "all"))
-    axes.plot(x, sampled, color=BLUE, marker=".", label="sampled neurons")
-    axes.plot(x, of_all, color=RIGHT, marker=".", label="all neurons")
-    interval = run.coverage_interval
-    if interval is not None:
-        axes.vlines(x[-1], interval.low, interval.high, color=RIGHT, linewidth=5, alpha=0.35, label="95% interval")
-    goal = run.start.settings.coverage
-    if goal is not None:
-        axes.axhline(goal, color=QUIET, linewidth=0.8, linestyle="--", label="goal")
-    axes.set_ylim(-0.02, 1.04)
-    axes.set_xlabel("tests")
-    axes.set_ylabel("share of neurons")
-    axes.legend(frameon=False, fontsize=9, loc=BEST)
-    return figure
-
-
-def faults_figure(run: Run) -> Any:
-    """Distinct faults and failing seeds over tests."""
-    figure, axes = _blank("Faults by tests")
-    x = [0, *(round.tests for round in run.rounds)]
-    for name, colour in (("distinct_faults", WRONG), ("failing_seeds", BLUE)):
-        counts = [0, *(getattr(round, name) for round in run.rounds)]
-        axes.plot(x, counts, color=colour, marker=".", label=name.replace("_", " "))
-    axes.set_xlabel("tests")
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=9, loc=BEST)
-    return figure
-
-
 def robustness_figure(curve: Robustness, title: str = "Robustness") -> Any:
     """A robustness curve as steps from strength 0 to 1, with its 95% interval."""
-    figure, axes = _blank(title, height=4.2)
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    figure = blank_figure(6.4, 4.2)
+    figure.set_layout_engine(ConstrainedLayoutEngine(rect=(0, 0.05, 1, 0.95)))
+    figure.suptitle(title, x=0.02, ha="left", fontsize=12, color=INK)
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=QUIET, labelsize=9)
     start, is_inside = curve.at(0.0), curve.strengths > 0
     x = np.array([0.0, *curve.strengths[is_inside], max(1.0, float(curve.strengths[-1]))])
     columns = ((start.value, curve.share), (start.low, curve.low), (start.high, curve.high))
@@ -178,7 +148,8 @@ def robustness_figure(curve: Robustness, title: str = "Robustness") -> Any:
         axes.annotate(text, (curve.median, 0.5), xytext=(6, 4), textcoords="offset points", fontsize=9, color=QUIET)
     unit = f": 1 is {curve.full_strength}" if curve.full_strength else ", in the furthest dimension"
     axes.set_xlabel(f"strength, as a share of the range of theta{unit}")
-    axes.legend(frameon=False, fontsize=9, loc=BEST)
+    # Passed although it is the default: otherwise Matplotlib warns if finding the place takes a second.
+    axes.legend(frameon=False, fontsize=9, loc="best")
     axes.set_ylabel(f"share, of {curve.n_seeds:,} seeds")
     text = "The steps are an upper bound: weaker disturbances may break seeds too."
     figure.text(0.02, 0.01, text, fontsize=8.5, color=QUIET)
@@ -188,16 +159,3 @@ def robustness_figure(curve: Robustness, title: str = "Robustness") -> Any:
 def draw_robustness(curve: Robustness, file: str | Path | BinaryIO, *, title: str = "Robustness") -> None:
     """Draw the curve as steps, with its band."""
     save_figure(robustness_figure(curve, title), file, dpi=130, format="png")
-
-
-def _blank(title: str, height: float = 3.6) -> tuple[Any, Any]:
-    """A figure with a title, and its axes."""
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    figure = blank_figure(6.4, height)
-    figure.set_layout_engine(ConstrainedLayoutEngine(rect=(0, 0.05, 1, 0.95)))
-    figure.suptitle(title, x=0.02, ha="left", fontsize=12, color=INK)
-    axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(colors=QUIET, labelsize=9)
-    return figure, axes
