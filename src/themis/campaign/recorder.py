@@ -19,7 +19,6 @@ from themis.campaign.setup import DRAWN, SeedFacts, Setup
 from themis.errors import StoreError, UsageError
 from themis.measure.runner import Measurement
 from themis.measure.tests import Tests
-from themis.runs.analysis.review import store_review
 from themis.runs.faults import Faults
 from themis.runs.run import Round, Run, Start
 from themis.runs.store.tensors import Tensors
@@ -193,7 +192,6 @@ class Recorder:
         """Record the result of a campaign."""
         if self.store:
             self.store.end(run.summary())
-            store_review(self.store.path)
         self.callbacks.call("on_end", run)
 
     def fail(self, error: Exception, conclude: Callable[[], Run]) -> None:
@@ -204,7 +202,6 @@ class Recorder:
                 self.keep(None, now=True)
                 self.finish()
                 self.store.end(conclude().summary())
-                store_review(self.store.path)
         self.callbacks.call("on_error", error)
 
 

@@ -34,11 +34,10 @@ def add_arguments(parser: Parser) -> None:
 
 
 def execute(arguments: CommandLine) -> int:
-    from themis.runs.analysis.review import read_review, store_review
+    from themis.runs.analysis.review import read_review
 
     if not arguments.results and not arguments.json:
         _serve(arguments)
-        store_review(arguments.run)
     result = read_review(arguments.run)
     if arguments.json:
         print_json(None if result is None else result.as_dict())

@@ -21,7 +21,7 @@ from themis.judge.risk import TAIL_PROBABILITY, fault_rate, valid_fault_rate
 from themis.reading import check_form, one_of, parse_json, read_regular, record, text, whole
 from themis.runs.estimates import read_progress
 from themis.runs.fault import MAX_TESTS, Fault
-from themis.runs.store.files import as_json, explained, refuse_special, sync, write_file
+from themis.runs.store.files import explained, refuse_special, sync
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import MAX_JSON
 from themis.text import counted, percent
@@ -207,18 +207,6 @@ def read_review(run: Reader | str | Path) -> Review | None:
     faults = uniform_faults(run)
     marks = read_marks(run, faults)
     return _review(run, faults, marks) if marks else None
-
-
-def store_review(folder: str | Path) -> None:
-    """Add what the marks say to the summary of a campaign that has ended; nothing without marks."""
-    if not (Path(folder) / REVIEWS).exists():
-        return
-    with closing(Reader(folder)) as run:
-        summary, review = run.summary(), read_review(run)
-    if summary is not None and review is not None:
-        path = Path(folder) / "summary.json"
-        with explained(path):
-            write_file(path, as_json({**summary, "review": review.as_dict()}, indent=2))
 
 
 def required_review(run: Reader) -> Review:
