@@ -327,10 +327,7 @@ def _calibration(setup: Setup, state: State) -> Calibration | None:
 
 def _uniform_faults(faults: Faults) -> tuple[Ints, Floats]:
     """Seed id and theta of each fault of the uniform stream."""
-    columns = faults.columns
-    if not columns:
-        return np.zeros(0, np.int64), np.zeros((0, len(faults.theta)), np.float32)
-    is_uniform = columns["stream"] == "uniform"
+    columns, is_uniform = faults.columns, faults.columns["stream"] == "uniform"
     return columns["seed_id"][is_uniform], columns["theta"][is_uniform]
 
 

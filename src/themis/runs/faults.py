@@ -33,24 +33,23 @@ class Faults(Sequence[Fault]):
         """task, classes: the name of the oracle and those of the classes, to say in words what happened."""
         self.perturbation, self.theta, self.layers, self.handle = perturbation, theta, layers, handle
         self.task, self.classes = task, classes
-        self._batches: list[dict[str, Array]] = []
-        self._joined: dict[str, Array] | None = None
+        none: dict[str, Array] = {column.name: np.zeros(0, column.dtype) for column in PLAIN_COLUMNS}
+        matrices = {"theta": len(theta), "signature": len(layers)}
+        self._batches = [none | {name: np.zeros((0, width), np.float32) for name, width in matrices.items()}]
         self._n = 0
 
     def add(self, **columns: Array) -> None:
         """Add faults, one column per field."""
         self._batches.append(columns)
-        self._joined = None
         self._n += len(columns["id"])
 
     @property
     def columns(self) -> dict[str, Array]:
         """All faults by column."""
-        if self._joined is None:
-            names = self._batches[0] if self._batches else ()
-            self._joined = {name: np.concatenate([batch[name] for batch in self._batches]) for name in names}
-            self._batches = [self._joined] if self._batches else []
-        return self._joined
+        if len(self._batches) > 1:
+            names = self._batches[-1]
+            self._batches = [{name: np.concatenate([batch[name] for batch in self._batches]) for name in names}]
+        return self._batches[0]
 
     def __len__(self) -> int:
         return self._n
@@ -71,14 +70,14 @@ class Faults(Sequence[Fault]):
 
     def by_id(self, id: int) -> Fault:
         """The fault with this test number."""
-        rows = np.flatnonzero(self.columns["id"] == id) if self._n else np.zeros(0, dtype=np.int64)
+        rows = np.flatnonzero(self.columns["id"] == id)
         if not len(rows):
             raise UsageError(f"id must be that of one of the {self._n:,} faults, got {id}: see to_pandas()")
         return self[int(rows[0])]
 
     def latest(self) -> list[Fault]:
         """The faults of the last call of `add`."""
-        batch = self._batches[-1] if self._batches else {"id": ()}
+        batch = self._batches[-1]
         return [self._fault({name: column[k] for name, column in batch.items()}) for k in range(len(batch["id"]))]
 
     def _fault(self, values: dict[str, Any]) -> Fault:
@@ -99,16 +98,11 @@ class Faults(Sequence[Fault]):
 
     def selected(self) -> list[tuple[int, int]]:
         """Seed and wrong outcome of each fault whose test raised the campaign's criterion."""
-        columns = self.columns
-        if not columns:
-            return []
-        raised = columns["raised"]
+        columns, raised = self.columns, self.columns["raised"]
         return list(zip(columns["seed_id"][raised].tolist(), columns["answer"][raised].tolist(), strict=True))
 
     def distinct(self) -> list[Fault]:
         """One fault per seed and wrong outcome: the one with the smallest change."""
-        if not self._n:
-            return []
         best: dict[tuple[int, int], int] = {}
         columns = self.columns
         for k in np.argsort(columns["distance"], kind="stable").tolist():
@@ -140,14 +134,14 @@ class Faults(Sequence[Fault]):
             pd: Any = import_module("pandas")
         columns: dict[str, Any] = {}
         for column in PLAIN_COLUMNS:
-            name, values = column.name, self.columns[column.name] if self._n else np.zeros(0, column.dtype)
+            name, values = column.name, self.columns[column.name]
             if column.type == "int" and column.missing is not None:
                 columns[name] = pd.array(values, dtype="Int64")
                 columns[name][values < 0] = pd.NA
             else:
                 columns[name] = pd.Categorical(values) if column.type == "str" else values.astype(column.dtype)
         for prefix, names, field_name in (("theta", self.theta, "theta"), ("layer", self.layers, "signature")):
-            values = self.columns[field_name] if self._n else np.zeros((0, len(names)), "float32")
+            values = self.columns[field_name]
             columns |= {f"{prefix}_{name}": values[:, k] for k, name in enumerate(names)}
         frame = pd.DataFrame(columns)
         frame.insert(2, "perturbation", pd.Categorical([self.perturbation] * self._n, [self.perturbation]))

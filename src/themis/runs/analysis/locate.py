@@ -105,8 +105,7 @@ def learn_baseline(run: AnyRun, n: int = ORDINARY, random_seed: int = 0) -> Base
     run = as_run(run)
     seed_id = run.handle.seeds.seed_id.numpy()
     spread = np.linspace(0, len(seed_id) - 1, min(n, len(seed_id))).round().astype(np.int64)
-    failing = run.faults.columns["seed_id"] if len(run.faults) else seed_id[:0]
-    with run.handle.opened(np.union1d(failing, seed_id[spread])) as calculator:
+    with run.handle.opened(np.union1d(run.faults.columns["seed_id"], seed_id[spread])) as calculator:
         tests = _ordinary_tests(calculator, n, random_seed)
         with step("measuring how much layers usually move"):
             # Not the root mean square: passed tests in which a layer went wrong would count too much.

@@ -432,30 +432,24 @@ def robustness(run: AnyRun, known: Sequence[ShrunkFault] = ()) -> Robustness:
     known: faults that were shrunk before; one that is weaker than the one found here replaces it.
     """
     run = as_run(run)
-    faults = run.faults
+    columns = run.faults.columns
     with open_bench(run) as bench:
-        usable = bench.usable()
-        shrunk: list[ShrunkFault] = []
-        if len(faults):
-            order = np.lexsort((faults.columns["id"], bench.strength(faults.columns["theta"])))
-            first = np.unique(faults.columns["seed_id"][order], return_index=True)[1]
-            weakest = {name: column[np.sort(order[first])] for name, column in faults.columns.items()}
-            rows, kind = bench.rows(weakest["seed_id"]), weakest["kind"]
-            tests = Tests(weakest["id"], rows, weakest["theta"], weakest["noise_seed"], kind)
-            shrunk += shrink_tests(bench, tests, weakest["answer"])
-        by_seed = {fault.seed_id: fault for fault in sorted([*shrunk, *known], key=lambda fault: -fault.weakest)}
-        shrunk = list(by_seed.values())
-        broken = bench.rows(np.array([fault.seed_id for fault in shrunk], dtype=np.int64)) if shrunk else usable[:0]
+        order = np.lexsort((columns["id"], bench.strength(columns["theta"])))
+        first = np.unique(columns["seed_id"][order], return_index=True)[1]
+        weakest = {name: column[np.sort(order[first])] for name, column in columns.items()}
+        rows, kind = bench.rows(weakest["seed_id"]), weakest["kind"]
+        tests = Tests(weakest["id"], rows, weakest["theta"], weakest["noise_seed"], kind)
+        found = [*shrink_tests(bench, tests, weakest["answer"]), *known]
+        by_seed = {fault.seed_id: fault for fault in sorted(found, key=lambda fault: -fault.weakest)}
+        shrunk, left = list(by_seed.values()), bench.usable()
+        left = np.setdiff1d(left, bench.rows(np.array([*by_seed], dtype=np.int64)))
         for turn in range(2):
-            left = np.setdiff1d(usable, broken)
             more = shrink_tests(bench, _corner_tests(bench, left, turn))
             shrunk += more
-            if more:
-                broken = np.concatenate([broken, bench.rows(np.array([fault.seed_id for fault in more]))])
-        n_left = len(np.setdiff1d(usable, broken))
+            left = np.setdiff1d(left, bench.rows(np.array([fault.seed_id for fault in more], dtype=np.int64)))
         return Robustness.of(
             [fault.weakest for fault in shrunk],
-            np.ones(n_left),
+            np.ones(len(left)),
             full_strength=_full_strength(bench),
             passes=bench.passes,
             shrunk=tuple(sorted(shrunk, key=lambda fault: fault.seed_id)),
