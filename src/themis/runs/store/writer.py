@@ -63,21 +63,6 @@ class _Pending:
     """The size of the tensors."""
 
 
-class _Schedule:
-    """When faults and checkpoints are due, and how long the last write took."""
-
-    def __init__(self) -> None:
-        self.last_seconds, self.last_ended = 0.0, perf_counter()
-        self.faults, self.checkpoint = 0.0, self.last_ended + FIRST_CHECKPOINT
-
-    def update(self, began: float, stated: float, ended: float, *, has_state: bool) -> None:
-        """After a write; stated: when its checkpoint was written and its rows began."""
-        self.last_seconds, self.last_ended = ended - began, ended
-        self.faults = ended + min(LATEST_FAULTS, (ended - stated) / WRITING_SHARE)
-        if has_state:
-            self.checkpoint = ended + min(LATEST_CHECKPOINT, 2 * (stated - began) / WRITING_SHARE)
-
-
 class Writer:
     """The only writer of a run folder, which it locks.
 
@@ -91,7 +76,8 @@ class Writer:
             files.check_run_folder(self.path)
         self._claim = files.Claim(self.path, files.RUN_FOLDERS)
         self._store = _Store(self.path)
-        self._pending, self._schedule = _Pending(), _Schedule()
+        self._pending, self._last_seconds, self._last_ended = _Pending(), 0.0, perf_counter()
+        self._faults_due, self._checkpoint_due = 0.0, self._last_ended + FIRST_CHECKPOINT
         self._n_added = self._n_stored = 0  # batches of faults, and rounds
         self._thread = ThreadPoolExecutor(1, "themis-store")
         self._writing: Future[None] | None = None
@@ -153,16 +139,15 @@ class Writer:
         if self._writing is not None and not (must_write or self._writing.done()):
             return self._n_stored
         self.wait()
-        began, schedule = perf_counter(), self._schedule
-        is_due = must_write or (began >= schedule.faults and bool(self._pending.columns or self._pending.rounds))
-        is_checkpoint_due = checkpoint is not None and (now or began >= schedule.checkpoint)
-        if is_due or is_checkpoint_due:
-            state = checkpoint() if checkpoint is not None and is_checkpoint_due else None
+        began = perf_counter()
+        is_due = must_write or (began >= self._faults_due and bool(self._pending.columns or self._pending.rounds))
+        state = checkpoint() if checkpoint is not None and (now or began >= self._checkpoint_due) else None
+        if is_due or state is not None:
             pending, self._pending = self._pending, _Pending(self._pending.stop)
             write = partial(self._write, pending, self._n_added, state, began)
             self._writing, self._write_again = self._thread.submit(write), write
-            seconds = min(LATEST_CHECKPOINT, WRITING_SHARE * (began - schedule.last_ended))
-            if schedule.last_seconds <= seconds:
+            seconds = min(LATEST_CHECKPOINT, WRITING_SHARE * (began - self._last_ended))
+            if self._last_seconds <= seconds:
                 wait([self._writing], seconds)
             if self._writing.done():
                 self.wait()
@@ -187,8 +172,11 @@ class Writer:
             state = None if checkpoint is None else self._store.write_state(checkpoint)
             stated = perf_counter()
             self._store.write_rows(pending, state)
-        self._n_stored = n_added
-        self._schedule.update(began, stated, perf_counter(), has_state=state is not None)
+        self._n_stored, ended = n_added, perf_counter()
+        self._last_seconds, self._last_ended = ended - began, ended
+        self._faults_due = ended + min(LATEST_FAULTS, (ended - stated) / WRITING_SHARE)
+        if state is not None:
+            self._checkpoint_due = ended + min(LATEST_CHECKPOINT, 2 * (stated - began) / WRITING_SHARE)
 
     def end(self, summary: dict[str, Any]) -> None:
         """Write the summary."""
