@@ -60,7 +60,7 @@ def test_arrays_that_do_not_belong_together_are_refused(finished):
     with closing(Reader(finished[1])) as reader:
         checkpoint = reader.checkpoint()
     for name, message in (
-        ("/tally/uniform_faults_by_seed", "its uniform tests and faults are of different seeds"),
+        ("/tally/uniform_faults_by_seed", "its counts by seed are of different seeds"),
         ("/moments/uniform/shift", "the moments of its uniform stream are of different neurons"),
     ):
         arrays = {**checkpoint.arrays, name: checkpoint.arrays[name][:-1]}

@@ -353,19 +353,15 @@ def _parse(checkpoint: Checkpoint, n_neurons: int | None) -> SavedProgress:
     if "/seeds/seed_id" in arrays:
         number = _counts(arrays, "/seeds/number", least=-1)
         seeds = SlicedSeeds(_counts(arrays, "/seeds/seed_id"), number, _array(arrays, "/seeds/weight", 1))
-        if not len(seeds.seed_id) == len(seeds.number) == len(seeds.weight) == len(tests):
-            raise ValueError("its seeds have columns of different lengths")
         if seeds.weight.dtype != np.float64 or not (np.isfinite(seeds.weight) & (seeds.weight >= 0)).all():
             raise ValueError("its seeds must have weights from 0")
-    if len(tests) != len(faults):
-        raise ValueError("its uniform tests and faults are of different seeds")
-    if bool((faults > tests).any()):
-        raise ValueError("a seed has more uniform faults than uniform tests")
+    columns = [tests, faults, *([] if seeds is None else vars(seeds).values())]
+    if len(set(map(len, columns))) > 1:
+        raise ValueError("its counts by seed are of different seeds")
     n_tests, n_uniform = tally["counts"]["tests"], tally["counts"]["uniform_tests"]
-    if n_tests != checkpoint.tests or int(tests.sum()) > n_uniform:
-        raise ValueError("its counts of tests contradict each other")
-    if n_uniform > n_tests or int(times_seen.sum()) > n_tests:
-        raise ValueError("its counts of uniform tests are larger than the number of tests")
+    is_possible = (faults <= tests).all() and int(tests.sum()) <= n_uniform <= n_tests == checkpoint.tests
+    if not is_possible or int(times_seen.sum()) > n_tests:
+        raise ValueError("its counts of tests and faults contradict each other")
     return SavedProgress(
         tests=n_tests,
         rounds=checkpoint.rounds,
