@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 UNREACHABLE = 10**10
 """A forecast of this many tests or more means that the goal is out of reach."""
 N_WORST = 3
+REQUESTS = "{inputs:,} inputs in {calls:,} calls, {repeated:,} repeated after an error"
 RANDOM, UNBROKEN = "correct under a random disturbance", "seeds that the search could not break"
 """What the figures and tables of robustness by strength show."""
 
@@ -105,20 +106,13 @@ def _details(run: Run) -> list[tuple[str, str | None]]:
             "proposals",
             "; ".join(f"{name} {kind['faults']:,} faults in {kind['tests']:,} tests" for name, kind in kinds),
         ),
-        ("requests", None if run.requests is None else _requests(run.requests)),
+        ("requests", run.requests and REQUESTS.format(**run.requests)),
         ("time", f"measure {spent.measure:.1f} s, judge {spent.judge:.1f} s, search {spent.search:.1f} s"),
         ("forecast", forecast),
         ("forecast", f"{about(more)} more tests to find 95% of the distinct faults within reach" if more else None),
         ("attention", None if run.stop_reason == "coverage" else run.coverage_caution),
         ("normality", run.normality.verdict if run.normality is not None and start.covers_neurons else None),
     ]
-
-
-def _requests(sent: dict[str, int]) -> str:
-    text = f"{counted(sent['inputs'], 'input')} sent in {counted(sent['calls'], 'call')}"
-    if sent["repeated"]:
-        text += f", {sent['repeated']:,} of them repeated after an error"
-    return text
 
 
 def left_to_find(round: Round) -> str:

@@ -121,12 +121,10 @@ def read_header(content: bytes) -> dict[str, Any]:
 
 def _check_rows(arrays: dict[str, Tensor]) -> None:
     """Raise ValueError if the arrays are not those of faults."""
-    for name in TENSOR_COLUMNS:
-        tensor = arrays.get(name)
-        if tensor is None and name == "clean_outputs":
-            continue
-        if tensor is None:
-            raise ValueError(f"it must have an array {name!r}, which is missing")
+    if missing := [name for name in TENSOR_COLUMNS[:-1] if name not in arrays]:
+        raise ValueError(f"it must have an array {missing[0]!r}, which is missing")
+    for name in arrays.keys() & set(TENSOR_COLUMNS):
+        tensor = arrays[name]
         is_right = tensor.dtype == torch.int64 and tensor.ndim == 1 if name == "id" else tensor.is_floating_point()
         if not is_right or tensor.ndim < 1 or len(tensor) != len(arrays["id"]):
             raise ValueError(f"its array {name!r} has the wrong type or shape, {tensor.dtype} {list(tensor.shape)}")
