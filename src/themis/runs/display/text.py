@@ -106,7 +106,7 @@ def _details(run: Run) -> list[tuple[str, str | None]]:
             "proposals",
             "; ".join(f"{name} {kind['faults']:,} faults in {kind['tests']:,} tests" for name, kind in kinds),
         ),
-        ("requests", run.requests and REQUESTS.format(**run.requests)),
+        ("requests", None if run.requests is None else REQUESTS.format(**run.requests)),
         ("time", f"measure {spent.measure:.1f} s, judge {spent.judge:.1f} s, search {spent.search:.1f} s"),
         ("forecast", forecast),
         ("forecast", f"{about(more)} more tests to find 95% of the distinct faults within reach" if more else None),
