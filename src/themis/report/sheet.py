@@ -66,7 +66,7 @@ def draw_sheet(
         left, bottom = (0.05 + wide * column) / width, (height - 0.3 - high * (row + 1) + below) / height
         axes = figure.add_axes((left, bottom, (wide - 0.06) / width, (high - below) / height))
         pixels = curves(picture, drawn) if is_curve else to_pixels(drawn[None], bounds, None)[0]
-        axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="nearest", aspect="auto")
+        axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="antialiased", aspect="auto")
         axes.axis("off")
 
     def write(row: int, column: int, text: str, down: float = 0.0, **style: Any) -> None:

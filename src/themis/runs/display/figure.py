@@ -69,7 +69,7 @@ def draw_pairs(pairs: Sequence[tuple[Fault, FaultInputs]], file: str | Path | Bi
         titles = zip(drawn[k], answers(fault, named=True), (RIGHT, WRONG), strict=True)
         for at, (pixels, text, colour) in enumerate(titles):
             axes = figure.add_subplot(places[at])
-            axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+            axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="antialiased")
             axes.set_xticks([])
             axes.set_yticks([])
             for side in axes.spines.values():
