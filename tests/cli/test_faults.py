@@ -224,7 +224,7 @@ WRONG = {
     "a condition that fails on the way": (["--where", "json(kind)"], "malformed JSON"),
     "sort": (["--sort", "distanc"], "did you mean 'distance'?"),
     "stream": (["--stream", "serch"], "did you mean 'search'?"),
-    "limit": (["--limit", "-1"], "limit must be at least 0, got -1: 0 shows all faults"),
+    "limit": (["--limit", "-1"], "limit must be a whole number of at least 0, got -1"),
     "a number": (["--answer", "seven"], "answer must be a whole number"),
     "fault": (["-5"], "the run has no fault -5: its "),
     "no fault": (["first"], "FAULT must be a whole number, got 'first'"),

@@ -139,7 +139,7 @@ def test_new_faults_are_found_by_comparison_with_a_baseline(here, capsys, tmp_pa
 def test_missing_and_damaged_runs_and_baselines_are_reported(here, capsys, tmp_path):
     code, _, [line] = told(capsys, "gate", "new", "--max-new-faults", "0", "--baseline", "nowhere")
     assert (code, line.partition(":")[0]) == (2, "themis gate")
-    assert "the baseline must be a run folder, but nowhere is not one: create it with themis run" in line
+    assert "a run must be a folder with run.sqlite, but nowhere is not one: check the path" in line
     assert told(capsys, "gate", "nowhere", "--max-fault-rate", "1")[0] == 2
     shutil.copytree("new", tmp_path / "spoilt")
     (tmp_path / "spoilt/summary.json").write_text("{")

@@ -150,7 +150,7 @@ def test_a_run_without_faults_says_so(home, run, capsys):
 
 
 def test_wrong_uses_are_rejected(run, capsys):
-    assert refused(capsys, run, "--most", "0") == (2, "themis shrink: most must be at least 1, got 0")
+    assert refused(capsys, run, "--most", "0") == (2, "themis shrink: most must be a whole number of at least 1, got 0")
     assert refused(capsys, run, "9999999")[1].startswith("themis shrink: the run has no fault 9999999")
     code, line = refused(capsys, run, "1", "--most", "3")
     assert (code, line) == (

@@ -23,6 +23,7 @@ from typing import Any
 from themis.cli import DONE
 from themis.cli.options import FORCE_HELP, CommandLine, Parser, add_option, check_file, convert
 from themis.errors import UsageError, nearest
+from themis.options import check_count
 from themis.report.names import feature_names
 from themis.runs.fault import COLUMNS, Fault, show_outcome
 from themis.runs.store.export import FOLDERS, FORMATS, export, json_text
@@ -123,8 +124,7 @@ def named_faults(run: Reader, words: Sequence[str]) -> list[Fault]:
 def _select(run: Reader, arguments: CommandLine, ids: list[int]) -> Selection:
     if arguments.stream is not None and arguments.stream not in STREAMS:
         raise UsageError(f"unknown stream {arguments.stream!r}: {nearest(arguments.stream, STREAMS)}")
-    if arguments.limit is not None and arguments.limit < 0:
-        raise UsageError(f"limit must be at least 0, got {arguments.limit}: 0 shows all faults")
+    check_count("limit", arguments.limit or 0, least=0)
     filters = {name: value for name in FILTERS if (value := getattr(arguments, name)) is not None}
     conditions, values = [FILTERS[name][1] for name in filters], list(filters.values())
     if ids:

@@ -109,7 +109,7 @@ def execute(arguments: CommandLine) -> int:
 
     is_of_suite = is_suite(arguments.run)
     check_mce_options(arguments, is_suite=is_of_suite)
-    if not is_requested(arguments, gates) and not _has_claim(arguments.run):
+    if not is_requested(arguments, gates) and (is_of_suite or not _has_claim(arguments.run)):
         raise UsageError("a gate must be given, such as --max-fault-rate 0.05 or --fail-under coverage=0.9: see --help")
     if is_of_suite:
         from themis.suites.result import SuiteRun
@@ -170,8 +170,6 @@ def is_requested(arguments: CommandLine, gates: Gates) -> bool:
 
 def _has_claim(path: str) -> bool:
     """Whether a campaign was to decide a claim, which is then a gate."""
-    if is_suite(path):
-        return False
     with closing(Reader(path, is_brief=True)) as run:
         return run.record["settings"].get("decide") is not None
 
@@ -186,7 +184,7 @@ def check(
     given: Mapping[str, Any] | None = None,
 ) -> GateResults:
     """Check a run or a suite, and record the results; `errors`: of mCE, `given`: where its model is."""
-    from themis.report.gates.gates import check_gates, check_mce, check_suite_gates, open_baseline
+    from themis.report.gates.gates import check_gates, check_mce, check_suite_gates
     from themis.runs.replay import read_run
     from themis.suites.result import SuiteRun
 
@@ -205,7 +203,7 @@ def check(
     else:
         with ExitStack() as stack:
             if moved and arguments.baseline is not None:
-                reader = stack.enter_context(closing(open_baseline(arguments.baseline)))
+                reader = stack.enter_context(closing(Reader(arguments.baseline)))
                 gates = replace(gates, baseline=read_run(rebuild(reader, moved)))
             results = check_gates(run, gates, folder=folder, remedy=BASELINE_REMEDY)
     _record(results, gates)

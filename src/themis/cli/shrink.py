@@ -19,6 +19,7 @@ from themis.cli.faults import named_faults
 from themis.cli.options import CommandLine, Parser, add_option
 from themis.cli.source import REPLAY_OPTIONS, add_overrides, rebuild
 from themis.errors import UsageError
+from themis.options import check_count
 from themis.runs.fault import show_outcome
 from themis.runs.store.files import check_free, made_by, write_fresh
 from themis.runs.store.reader import Reader
@@ -53,8 +54,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def execute(arguments: CommandLine) -> int:
-    if arguments.most < 1:
-        raise UsageError(f"most must be at least 1, got {arguments.most}")
+    check_count("most", arguments.most)
     if arguments.ids and "most" in arguments.given:
         raise UsageError("--most and fault numbers cannot be combined: leave one of them out")
     from themis.runs.analysis.shrink import robustness, shrink

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from themis.reading import MAX_FEATURES, read_regular
-from themis.runs.trust import why_not_ours
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,18 +14,9 @@ if TYPE_CHECKING:
 
 
 def feature_names(run: Reader) -> list[str] | None:
-    """The names of a table's columns, as recorded by the run or, if the run was made here, as in its features file."""
-    recorded = run.record.get("feature_names")
-    if recorded:  # unnamed columns are recorded by their number
-        return [f"feature {name}" if str(name) == str(k) else str(name) for k, name in enumerate(recorded)]
-    origin = run.record.get("origin") or {}
-    if not origin.get("features") or why_not_ours(run.record):
-        return None
-    try:
-        content = read_regular(Path(origin.get("folder") or "", origin["features"]), MAX_FEATURES).decode()
-        return [row["name"] or "" for row in csv.DictReader(content.splitlines())] or None
-    except (OSError, KeyError, ValueError, csv.Error):
-        return None
+    """The names of a table's columns as recorded by a run under a perturbation of tables; None if there are none."""
+    recorded = run.record.get("feature_names") or ()  # unnamed columns are recorded by their number
+    return [f"feature {name}" if str(name) == str(k) else str(name) for k, name in enumerate(recorded)] or None
 
 
 def subject_of(record: dict[str, Any]) -> str:

@@ -80,9 +80,8 @@ class ShowProgress(Callback):
         self._is_share = start.criterion is None or bool(start.criterion["is_share"])
         has_goal = start.covers_neurons and start.settings.decide is None
         self._covers_neurons, self._max_tests = has_goal, start.settings.max_tests
-        is_wide = self.console.width >= 110
-        name, bar = "coverage" if has_goal else "tests", BarColumn(28 if is_wide else 10)
-        self._bar = StepBar(self.console, columns=[TextColumn(name), bar, *([TimeElapsedColumn()] if is_wide else [])])
+        name = TextColumn("coverage" if has_goal else "tests")
+        self._bar = StepBar(self.console, columns=[name, BarColumn(10)])
         self._bar.note(wrapped(opening(start), 2))
         total = (start.settings.coverage or 1.0) if has_goal else start.settings.max_tests
         self._bar.start(0, total, "first round")

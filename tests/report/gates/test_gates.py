@@ -233,7 +233,7 @@ def test_without_limits_the_only_gate_is_the_end_of_the_campaign(run, copy):
 
 
 def test_runs_that_cannot_be_checked_are_refused_with_a_reason(copy, tmp_path):
-    with pytest.raises(UsageError, match=r"the baseline must be a run folder, but .*nowhere is not one"):
+    with pytest.raises(UsageError, match=r"a run must be a folder with run.sqlite, but .*nowhere is not one"):
         check_gates(copy, Gates.of(max_new_faults=0, baseline=tmp_path / "nowhere"))
     with pytest.raises(UsageError, match=r"a run must be a folder with run.sqlite"):
         check_gates(tmp_path / "nowhere", Gates.of())

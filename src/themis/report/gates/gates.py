@@ -150,23 +150,13 @@ class Gates:
         if self.max_fault_rate is not None and uniform_share == 0:
             raise UsageError("max_fault_rate needs a uniform_share above 0: set it to 0.2, or remove the gate")
         if isinstance(self.baseline, str | Path):
-            with closing(open_baseline(self.baseline)) as run:
+            with closing(Reader(self.baseline)) as run:
                 recorded = run.record["perturbation_code"]
             if perturbation is not None and not is_same_code(perturbation, recorded):
                 raise UsageError(
                     f"the baseline must have the same perturbation as the campaign, but {self.baseline} has another: "
                     "choose a run with the same perturbation"
                 )
-
-
-def open_baseline(path: str | Path) -> Reader:
-    """Open the run that another run is compared with."""
-    try:
-        return Reader(path)
-    except UsageError as error:
-        raise UsageError(
-            f"the baseline must be a run folder, but {path} is not one: create it with themis run on the earlier model"
-        ) from error
 
 
 def _read_limit(name: str, least: str | float) -> float:
@@ -230,7 +220,7 @@ def check_gates(run: AnyRun, gates: Gates, *, folder: str | Path | None = None, 
     if gates.max_new_faults is not None and gates.baseline is not None:
         base = gates.baseline
         if not isinstance(base, Run):
-            with closing(open_baseline(base)) as stored:
+            with closing(Reader(base)) as stored:
                 base = read_run(Replayer(stored, trust=gates.trust))
         sides = Side(base, "the baseline", remedy or MODEL_REMEDY), Side(run, name)
         difference = diff_runs(*sides, DiffOptions("versions"))
