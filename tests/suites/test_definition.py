@@ -16,7 +16,6 @@ WRONG = {
         "member 1 .*weight must be a positive number, got 0",
     ),
     "a budget as text": ({"members": [{"perturb": "fog", "max_tests": "many"}]}, "whole number.* got 'many'"),
-    "two kinds of magnitude": ({"members": [{"perturb": "fog", "magnitude": 1, "magnitudes": [1]}]}, "keep one"),
     "a negative magnitude": ({"members": [{"perturb": "fog", "magnitude": -1}]}, "positive number, got -1"),
     "an unknown theta": ({"members": [{"perturb": "fog", "levels": [{"densty": 1}]}]}, "did you mean 'density'"),
     "a theta out of range": ({"members": [{"perturb": "gaussian", "levels": [{"sigma": 0.5}]}]}, "widen the range"),
@@ -46,12 +45,13 @@ def test_a_file_says_the_same_as_a_dict(tmp_path):
     file = tmp_path / "street.yaml"
     file.write_text(
         "name: street\nlevels: 2\nmembers:\n- fog\n"
-        "- {perturb: gaussian, magnitudes: [0.1, 0.2], weight: 2, max_tests: 50, levels: [{sigma: 0.05}]}\n"
+        "- {perturb: gaussian, magnitude: 0.1}\n"
+        "- {perturb: gaussian, magnitude: 0.2, weight: 2, max_tests: 50, levels: [{sigma: 0.05}]}\n"
         "- {perturb: 'rain(angle=-5:5)', name: Drizzle}\n"
     )
     suite = choose_suite(str(file), (3, 32, 32))
     assert [member.name for member in suite.members] == ["fog", "gaussian-0.1", "gaussian-0.2", "drizzle"]
-    assert [member.weight for member in suite.members] == [1, 2, 2, 1]
+    assert [member.weight for member in suite.members] == [1, 1, 2, 1]
     assert suite.members[0].levels == (Level(0.5), Level(1.0))
     assert suite.members[2].perturbation.theta[0].high == 0.2
     assert read_suite(suite.plain()).members == suite.members  # what is printed can be read again

@@ -39,7 +39,7 @@ from themis.reading import (
 )
 from themis.target.target import AnyTarget
 
-MEMBER_KEYS = ("perturb", "name", "magnitude", "magnitudes", "weight", "max_tests", "levels", "note")
+MEMBER_KEYS = ("perturb", "name", "magnitude", "weight", "max_tests", "levels", "note")
 SUITE_KEYS = ("name", "members", "levels")
 UNNAMED = "suite"
 """Name of a suite that the user has not named."""
@@ -254,7 +254,6 @@ _MEMBER = record(
         "note": text(),
         "name": text(),
         "magnitude": optional(_positive),
-        "magnitudes": items(optional(_positive)),
     },
 )
 
@@ -265,38 +264,30 @@ def _read_mapping(content: Mapping[Any, Any], place: str, *, imports: bool) -> S
     if not entries:
         raise UsageError(f"{place} must have a list of members, got {entries!r}: write {EXAMPLE}")
     levels = read_levels(content.get("levels"), f"levels of {place}")
-    members: list[SuiteMember] = []
-    for k, entry in enumerate(entries):
-        members += _read_entry(entry, f"member {k + 1} of {place}", levels, imports=imports)
-    if len(members) > MAX_MEMBERS:
-        raise UsageError(f"{place} must have at most {MAX_MEMBERS} members, got {len(members):,}: split it")
+    if len(entries) > MAX_MEMBERS:
+        raise UsageError(f"{place} must have at most {MAX_MEMBERS} members, got {len(entries):,}: split it")
+    places = (f"member {k} of {place}" for k in count(1))
+    members = [_read_member(entry, of, levels, imports=imports) for entry, of in zip(entries, places, strict=False)]
     return SuiteDefinition(content.get("name", UNNAMED).strip(), tuple(_named_apart(members)))
 
 
-def _read_entry(entry: Any, place: str, levels: tuple[Level, ...], *, imports: bool) -> list[SuiteMember]:
-    """The members of an entry: one for each of its magnitudes."""
+def _read_member(entry: Any, place: str, levels: tuple[Level, ...], *, imports: bool) -> SuiteMember:
     entry = {"perturb": entry} if isinstance(entry, str | Perturbation) else entry
     _check(entry, _MEMBER, MEMBER_KEYS, place)
-    if "magnitude" in entry and "magnitudes" in entry:
-        raise UsageError(f"{place} must have magnitude or magnitudes, got both: keep one")
     if "levels" in entry:
         levels = read_levels(entry["levels"], f"levels of {place}")
-    members = []
-    for value in entry.get("magnitudes", [entry.get("magnitude")]):
-        magnitude = None if value is None else float(value)
-        try:
-            chosen = choose_perturbation(entry["perturb"], magnitude, imports=imports)
-        except UsageError as error:
-            raise UsageError(f"{place}: {error}") from None
-        for k, level in enumerate(levels):
-            level.check(chosen, f"levels[{k}] of {place}")
-        name = entry.get("name") or re.sub(r"\([^()]*\)", "", chosen.name) + (
-            "" if magnitude is None else f"-{magnitude:g}"
-        )
-        name = re.sub(r"[^\w.-]+", "_", name.strip()).strip("._-")[:80].lower() or "member"  # for every file system
-        weight, note = float(entry.get("weight", 1)), entry.get("note", "")
-        members.append(SuiteMember(name, chosen, magnitude, weight, entry.get("max_tests"), levels, note))
-    return members
+    magnitude = None if entry.get("magnitude") is None else float(entry["magnitude"])
+    try:
+        chosen = choose_perturbation(entry["perturb"], magnitude, imports=imports)
+    except UsageError as error:
+        raise UsageError(f"{place}: {error}") from None
+    for k, level in enumerate(levels):
+        level.check(chosen, f"levels[{k}] of {place}")
+    ending = "" if magnitude is None else f"-{magnitude:g}"
+    name = entry.get("name") or re.sub(r"\([^()]*\)", "", chosen.name) + ending
+    name = re.sub(r"[^\w.-]+", "_", name.strip()).strip("._-")[:80].lower() or "member"  # for every file system
+    weight, note = float(entry.get("weight", 1)), entry.get("note", "")
+    return SuiteMember(name, chosen, magnitude, weight, entry.get("max_tests"), levels, note)
 
 
 def _check(content: Any, form: Form, known: Sequence[str], place: str) -> None:
