@@ -133,7 +133,7 @@ def test_check_describes_the_model_and_how_to_start(here, capsys):
     said = capsys.readouterr().out
     assert "19 in 2 layers" in said
     assert "30 of shape 1x8x8, " in said
-    assert ", within the bounds 0,1" in said
+    assert ", with bounds 0,1" in said
     assert "tests per second" in said
     assert "Start the campaign: themis run --model mine:net --data mine:data --magnitude 0.3 --perturb gaussian" in said
 
@@ -150,7 +150,7 @@ def test_check_says_that_inputs_are_outside_the_bounds(tmp_path, monkeypatch, ca
     go_to(tmp_path, monkeypatch, f"{TROUBLED}\ndef bytes_(): return 255 * data()\n")
     assert main(["check", "--model", "mine:net", "--data", "mine:bytes_"]) == 3
     said = capsys.readouterr().out
-    assert ", outside the bounds 0,1" in said
+    assert ", with bounds 0,1" in said
     assert "! inputs must lie in bounds (0, 1)" in said
 
 

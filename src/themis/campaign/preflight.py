@@ -33,7 +33,6 @@ class Check:
     model: str
     n_parameters: int | None
     """None for a model whose parameters cannot be seen."""
-    is_training: bool
     device: str
     dtype: str
     input_shape: tuple[int, ...]
@@ -70,7 +69,6 @@ def check(target: AnyTarget, data: Any, perturbation: str | Perturbation = "gaus
     target = align_target(target, everything)
     seeds = read_seeds(everything, N_SEEDS)
     module = getattr(target, "module", None)
-    is_training = bool(getattr(module, "training", False))
     inputs, labels = seeds.take(torch.arange(len(seeds))), seeds.labels
     place_others(target, seeds, torch.arange(len(seeds)))
     with target.opened(), torch.no_grad():
@@ -99,7 +97,6 @@ def check(target: AnyTarget, data: Any, perturbation: str | Perturbation = "gaus
     return Check(
         model=_name_of(target),
         n_parameters=None if module is None else sum(parameter.numel() for parameter in module.parameters()),
-        is_training=is_training,
         device=str(target.device),
         dtype=str(target.dtype).removeprefix("torch."),
         input_shape=tuple(inputs.shape[1:]),

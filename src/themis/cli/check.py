@@ -67,21 +67,18 @@ def execute(arguments: CommandLine) -> int:
 
 def describe(check: Check, settings: Settings) -> list[str]:
     """The result as lines of text."""
-    from themis.measure.clean import ROUNDING
+    from themis.runs.display.text import describe_clean
 
-    start, (low, high) = check.start, check.bounds
-    slack = ROUNDING * (high - low)
-    place = "within" if low - slack <= check.least and check.most <= high + slack else "outside"
-    values = f"{check.least:.4g} to {check.most:.4g}, {place} the bounds {format_value(check.bounds)}"
+    start = check.start
+    clean = "" if start is None else describe_clean(start.clean)
+    values = f"{check.least:.4g} to {check.most:.4g}, with bounds {format_value(check.bounds)}"
     size = "a black box" if check.n_parameters is None else f"{check.n_parameters:,} parameters"
     outputs = _shape(check.output_shape) or "one number"
     labels = "none: a fault is a changed answer"
     if check.n_classes is not None:
         labels = counted(check.n_classes, "different value")
-    elif start is not None and start.clean_map is not None:
-        labels = f"boxes; the clean answers have a mean average precision of {start.clean_map:.3g}"
-    elif start is not None and start.clean_iou is not None:
-        labels = f"maps; the clean answers have a mean IoU of {start.clean_iou:.3g}"
+    elif clean:
+        labels = f"boxes, maps or points; {clean} on clean inputs"
     rows = [
         ("model", f"{check.model}, {size}, {check.dtype} on {check.device}"),
         ("inputs", f"{check.n_seeds:,} of shape {_shape(check.input_shape)}, {values}"),
@@ -90,8 +87,6 @@ def describe(check: Check, settings: Settings) -> list[str]:
     ]
     if start is not None and start.perturbed is not None:
         rows.append(("perturbed", start.perturbed))
-    if check.is_training:
-        rows.append(("mode", "passed in training mode, tested in evaluation mode"))
     if check.accuracy is not None:
         rows.append(("accuracy", f"{percent(check.accuracy)} of {check.n_examined:,} clean inputs answered correctly"))
     if start is not None:
