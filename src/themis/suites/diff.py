@@ -63,28 +63,22 @@ class SuiteDiff:
         before, after = self.before.grades.levels, self.after.grades.levels
         return [n for n in self.members if n in before and n in after and len(before[n]) == len(after[n])]
 
-    @property
-    def mean_error_difference(self) -> Estimate | None:
-        """After minus before of the mean error over levels and common members."""
-        names = self._graded()
-        return _difference(self.before, self.after, names, LEVEL / 2) if names else None
-
-    @property
-    def mean_errors(self) -> tuple[float, float] | None:
-        """The mean error over levels and common members, before and after; None without levels."""
+    @cached_property
+    def mean_errors(self) -> tuple[float, float, Estimate] | None:
+        """The mean error over levels and common members, before and after, and the difference; None without levels."""
         names = self._graded()
         if not names:
             return None
         before, after = (float(suite.grades.shares(names).mean()) for suite in (self.before, self.after))
-        return before, after
+        return before, after, _difference(self.before, self.after, names, LEVEL / 2)
 
     def lines(self) -> list[str]:
         """What the comparison says as a whole."""
         lines = []
-        gap = self.mean_error_difference
-        if self.mean_errors is not None and gap is not None:
-            before, after = (percent(error) for error in self.mean_errors)
-            lines.append(f"Mean error under corruption: {before} before, {after} after ({show_difference(gap)}).")
+        if self.mean_errors is not None:
+            before, after, gap = self.mean_errors
+            shares = f"{percent(before)} before, {percent(after)} after"
+            lines.append(f"Mean error under corruption: {shares} ({show_difference(gap)}).")
         first = next(iter(self.members.values()))
         if first.clean is not None:
             lines.append(f"Clean: {first.clean.sentence()}.")
@@ -104,12 +98,12 @@ class SuiteDiff:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
-        mean = self.mean_error_difference
+        before, after, gap = self.mean_errors or (None, None, None)
         return {
             "before": str(self.before.path),
             "after": str(self.after.path),
-            "mean_errors": None if self.mean_errors is None else list(self.mean_errors),
-            "mean_error_difference": None if mean is None else asdict(mean),
+            "mean_errors": None if gap is None else [before, after],
+            "mean_error_difference": None if gap is None else asdict(gap),
             "error_differences": {name: asdict(difference) for name, difference in self.error_differences.items()},
             "members": {name: difference.as_dict() for name, difference in self.members.items()},
             "missing": list(self.missing),
