@@ -77,7 +77,6 @@ def half_labels(): return labelled([0.5] * 30)
 def few_labels(): return labelled([0, 1])
 def wrong_labels(): return INPUTS, (Net()(INPUTS).argmax(1) + 1) % 3
 def text_labels(): return [(each, "cat") for each in INPUTS]
-def text_column(): return INPUTS, ["cat"] * 30
 def words(): return ["cat", "dog"]
 def ragged(): return [torch.rand(1, 4, 4), torch.rand(1, 5, 5)]
 def stream(): return iter(INPUTS)

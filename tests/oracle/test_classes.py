@@ -83,8 +83,8 @@ WRONG_LABELS = {
         torch.tensor([1, 2, 0]),
         "got 0 of 3, with 3 outputs for labels from 0 to 2: check the preprocessing",
     ),
-    "one-hot": (torch.eye(3), r"3 inputs, got shape \[3, 3\]: pass class numbers, not one-hot rows"),
-    "half": (torch.tensor([0.0, 0.5, 1.0]), "labels must be class numbers, got 0.5"),
+    "one-hot": (torch.eye(3), r"3 inputs, got shape \[3, 3\]: pass whole numbers, not one-hot rows"),
+    "half": (torch.tensor([0.0, 0.5, 1.0]), "labels must be class numbers, .* got 0.5"),
 }
 
 

@@ -84,7 +84,7 @@ def test_points_that_are_not_labelled_or_that_the_model_does_not_find_do_not_cou
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ModelError, match=r"must be \[inputs, points, 2\], .*got \[4, 6\]: pass output="):
         KeyPoints().check(torch.zeros(4, 6), None)
-    with pytest.raises(ModelError, match="needs 2 points or more, got 1: give the tolerance in pixels"):
+    with pytest.raises(ModelError, match=r"must have an extent for a tolerance of 10% .*: give the tolerance in"):
         KeyPoints().check(torch.zeros(4, 1, 2), None)
     with pytest.raises(DataError, match=r"places of 3 points per seed, \[1, 3, 2\], .*got shape \[1, 2, 2\]"):
         KeyPoints().check(CLEAN, torch.zeros(1, 2, 2))

@@ -38,12 +38,14 @@ def test_off_compares_with_the_label_and_leaves_out_seeds_that_are_already_off()
 def test_standard_deviations_are_those_of_the_clean_answers():
     clean = torch.tensor([[1.0], [3.0], [1.0], [3.0]])
     settled = choose_oracle("regression:2sd").settle(clean, None)
-    assert settled == Regression(2.0, 2.0, basis="2 standard deviations of the clean answers")
+    assert settled == Regression(2.0, 2.0, basis="2 times the standard deviation of the clean answers")
     assert settled.spec() == "regression:2.0"
     assert settled.describe() == (
-        "an answer further than 2 (2 standard deviations of the clean answers) from the clean one"
+        "an answer further than 2 (2 times the standard deviation of the clean answers) from the clean one"
     )
-    assert "(1 standard deviation of the clean" in choose_oracle("off:1sd").settle(clean, clean[:, 0]).describe()
+    assert (
+        "(1 times the standard deviation of the clean" in choose_oracle("off:1sd").settle(clean, clean[:, 0]).describe()
+    )
     assert choose_oracle("off:0.5sd").settle(clean, clean[:, 0]).spec() == "off:0.5"
     assert choose_oracle("regression:7").settle(clean, None).spec() == "regression:7.0"
     assert choose_oracle(settled.spec()).compare(clean, clean + 2, None).is_fault.sum() == 0

@@ -71,23 +71,19 @@ def match(overlaps: Tensor, is_pair: Tensor, is_optional: Tensor, is_crowd: Tens
     n_objects = overlaps.shape[2]
     if n_objects == 0:
         return torch.full(overlaps.shape[:2], UNMATCHED, device=overlaps.device)
-    matched = _assign_greedily(overlaps, is_pair & ~is_crowd[:, None], is_optional)
-    share, place = torch.where(is_pair & is_crowd[:, None], overlaps, -torch.inf).flip(2).max(2)
-    return torch.where((matched == UNMATCHED) & (share > -torch.inf), n_objects - 1 - place, matched)
-
-
-def _assign_greedily(overlaps: Tensor, is_pair: Tensor, is_optional: Tensor) -> Tensor:
-    n_tests, n_detections, n_objects = overlaps.shape
+    n_tests, n_detections = overlaps.shape[:2]
     matched = torch.full((n_tests, n_detections), UNMATCHED, device=overlaps.device)
     is_free = torch.ones(n_tests, n_objects, dtype=torch.bool, device=overlaps.device)
     # Required objects come first whatever their overlap; of equals, COCO takes the last.
-    rank = torch.where(is_pair, overlaps + 2.0 * (~is_optional).to(overlaps.dtype)[:, None], -torch.inf).flip(2)
+    worth = overlaps + 2.0 * (~is_optional).to(overlaps.dtype)[:, None]
+    rank = torch.where(is_pair & ~is_crowd[:, None], worth, -torch.inf).flip(2)
     for k in range(n_detections):
         best, place = rank[:, k].masked_fill(~is_free, -torch.inf).max(1)
         is_found = best > -torch.inf
         matched[:, k] = torch.where(is_found, n_objects - 1 - place, UNMATCHED)
         is_free &= ~torch.zeros_like(is_free).scatter_(1, place[:, None], is_found[:, None])
-    return matched
+    share, place = torch.where(is_pair & is_crowd[:, None], overlaps, -torch.inf).flip(2).max(2)
+    return torch.where((matched == UNMATCHED) & (share > -torch.inf), n_objects - 1 - place, matched)
 
 
 def are_matched(matched: Tensor, n_objects: int) -> Tensor:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -32,11 +32,8 @@ class Auto(Oracle):
     `[inputs, n, 6]` with scores and class numbers: `detection`.
     """
 
-    def spec(self) -> str:
-        return "auto"
-
-    def describe(self) -> str:
-        return "what the outputs and labels suggest"
+    task: ClassVar[str] = "auto"
+    fault: ClassVar[str] = "what the outputs and labels suggest"
 
     def settle(self, clean_outputs: Tensor, labels: Tensor | None) -> Oracle:
         return _choose_task(clean_outputs, labels).settle(clean_outputs, labels)

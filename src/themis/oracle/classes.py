@@ -5,6 +5,7 @@ the model, and then those of its reference.
 """
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -78,11 +79,8 @@ def is_classifier(oracle: Oracle) -> bool:
 class Changed(_Classifier):
     """A fault is an answer that differs from the seed's own (the paper's definition)."""
 
-    def spec(self) -> str:
-        return "changed"
-
-    def describe(self) -> str:
-        return "an answer that differs from the clean one"
+    task: ClassVar[str] = "changed"
+    fault: ClassVar[str] = "an answer that differs from the clean one"
 
     def check(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
         if labels is not None:
@@ -97,11 +95,8 @@ class Changed(_Classifier):
 class Wrong(_Classifier):
     """A fault is an answer that differs from the label. Seeds with a wrong clean answer are left out."""
 
-    def spec(self) -> str:
-        return "wrong"
-
-    def describe(self) -> str:
-        return "an answer that differs from the label"
+    task: ClassVar[str] = "wrong"
+    fault: ClassVar[str] = "an answer that differs from the label"
 
     def check(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
         if labels is None:
@@ -163,11 +158,8 @@ class Disagreement(Oracle):
     The outcome is the answer of the model, the value that of its reference.
     """
 
-    def spec(self) -> str:
-        return "against"
-
-    def describe(self) -> str:
-        return "an answer that differs from the reference's"
+    task: ClassVar[str] = "against"
+    fault: ClassVar[str] = "an answer that differs from the reference's"
 
     def describe_left_out(self, has_labels: bool) -> str:
         return "the model and its reference disagree on them"
@@ -260,24 +252,20 @@ def confidence(outputs: Tensor, is_probability: bool = False) -> Tensor:
 
 def check_classes(labels: Tensor, n_seeds: int, n_classes: int | None = None) -> None:
     """Refuse labels other than one class number per seed, below `n_classes` if that is given."""
-    if labels.shape != (n_seeds,):
-        remedy = "pass class numbers, not one-hot rows"
-        if labels.ndim == 2 and not bool(((labels == 0) | (labels == 1)).all()):
-            remedy = "pass class numbers or, for a regression, as many numbers per seed as the model has outputs"
-        raise DataError(f"labels must be one per seed: {n_seeds} inputs, got shape {list(labels.shape)}: {remedy}")
-    if labels.is_floating_point() and not bool((labels == labels.round()).all()):
+    is_whole = not labels.is_floating_point() or bool((labels == labels.round()).all())
+    if labels.shape != (n_seeds,) or not is_whole:
+        got = f"{float(labels[labels != labels.round()][0]):g}" if not is_whole else f"shape {list(labels.shape)}"
         raise DataError(
-            f"labels must be class numbers, got {labels[labels != labels.round()][0].item():g}: pass whole numbers, or "
-            "name the task with oracle=..."
+            f"labels must be class numbers, one for each of {n_seeds} inputs, got {got}: pass whole numbers, not "
+            "one-hot rows, or for a regression, as many numbers per seed as the model has outputs"
         )
     if n_classes is not None:
         outside = (labels < 0) | (labels >= n_classes)
         if bool(outside.any()):
-            counts_from_1 = int(labels.min()) == 1 and int(labels.max()) == n_classes
-            remedy = "check the label column, or the model's number of classes"
             raise DataError(
                 f"labels must lie in 0..{n_classes - 1} since the model has {n_classes} scores, got "
-                f"{int(labels[outside][0])}: {'they count from 1, so subtract 1' if counts_from_1 else remedy}"
+                f"{int(labels[outside][0])}: subtract 1 if they count from 1, or check the label column and the "
+                "model's number of classes"
             )
 
 

@@ -69,11 +69,6 @@ class KeyPoints(Oracle):
             rule = "key points must be [inputs, points, 2], x and y in pixels, or 3 with a score"
             raise wrong_outputs(rule, clean_outputs)
         n, n_points = clean_outputs.shape[:2]
-        if self.tolerance is None and n_points < 2:
-            raise ModelError(
-                f"a tolerance of {self.percent:g}% of the extent of the points needs 2 points or more, got "
-                "1: give the tolerance in pixels, such as oracle='keypoints:5'"
-            )
         if labels is not None and (labels.shape[:2] != (n, n_points) or labels.shape[2:] not in ((2,), (3,))):
             raise DataError(
                 f"labels must be the places of {n_points} points per seed, {[n, n_points, 2]}, or 3 with a visibility, "
@@ -82,7 +77,7 @@ class KeyPoints(Oracle):
             )
         reference = self.reference(clean_outputs, labels)
         counts = self._counting(clean_outputs, reference)
-        if labels is None and not bool(counts.any()):
+        if not bool(self._reach(reference).any()):
             raise ModelError(
                 f"the key points of some clean inputs must have an extent for a tolerance of {self.percent:g}% of it, "
                 "got none: give the tolerance in pixels, such as oracle='keypoints:5'"

@@ -78,13 +78,18 @@ class Oracle(ABC):
     is_probability: bool = field(default=False, kw_only=True)
     """Whether the outputs are probabilities rather than scores; set by `settle`."""
 
-    @abstractmethod
-    def spec(self) -> str:
-        """Return the oracle's name on the command line."""
+    task: ClassVar[str] = ""
+    """Its name on the command line, without a number."""
+    fault: ClassVar[str] = ""
+    """What counts as a fault, as a noun phrase."""
 
-    @abstractmethod
+    def spec(self) -> str:
+        """Return the oracle's name on the command line, from which it can be built again."""
+        return self.task
+
     def describe(self) -> str:
         """Return a noun phrase for what counts as a fault."""
+        return self.fault
 
     def settle(self, clean_outputs: Tensor, labels: Tensor | None) -> Oracle:
         """Return the oracle with everything fixed that depends on the clean outputs of all seeds."""

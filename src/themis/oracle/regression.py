@@ -91,8 +91,7 @@ class Regression(Oracle):
             return self
         spread = answers.double().std(0, unbiased=False)
         if self.deviations is not None:
-            plural = "s" * (self.deviations != 1)
-            basis = f"{self.deviations:g} standard deviation{plural} of the clean answers"
+            basis = f"{self.deviations:g} times the standard deviation of the clean answers"
             return self._with(self.deviations * self._length(spread), basis, answers)
         if labels is None or not have_shape(labels, answers):  # `check` refuses labels that do not fit
             basis = f"{SHARE_WITHOUT_LABELS:.0%} of the standard deviation of the clean answers"
