@@ -89,8 +89,8 @@ def test_specifications_are_nested_and_narrowed():
 
 REFUSED = {
     "over_time": "must have a perturbation in brackets, got none: write over_time\\(rotate\\)",
-    "over_time(fgsm)": "one frame at a time, got 'fgsm', which asks the model about the whole clip",
-    "over_time(edit)": "a perturbation of pictures, got 'edit', which disturbs a table",
+    "over_time(fgsm)": "one picture at a time .*, got 'fgsm'",
+    "over_time(edit)": "one picture at a time .*, got 'edit'",
     "over_time(rotat)": "did you mean",
     "over_time(mine:BAND)": "nothing is imported here",
 }

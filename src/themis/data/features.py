@@ -88,10 +88,9 @@ class Features:
         for name, kind, change in zip(self.names, self.kind, self.change, strict=True):
             if kind == "category" and change in ("raise", "lower"):
                 raise UsageError(f"feature {name!r} is a category without an order, got change={change}: any or fixed")
-        is_number = torch.tensor([kind == "number" for kind in self.kind], dtype=torch.bool)
+        is_number, is_binary = self._flags[:2]
         low, high = torch.where(is_number, low, low.ceil()), torch.where(is_number, high, high.floor())
         self._check_range(~(low.isfinite() & high.isfinite() & (low <= high)), low, high, "finite low <= high")
-        is_binary = torch.tensor([kind == "binary" for kind in self.kind], dtype=torch.bool)
         self._check_range(is_binary & ((low < 0) | (high > 1)), low, high, "a range within 0..1")
         object.__setattr__(self, "low", low)
         object.__setattr__(self, "high", high)
@@ -262,11 +261,11 @@ def read_features(path: str | Path, known: Features) -> Features:
         content = read_regular(path, MAX_FEATURES).decode("utf-8-sig")
         lines = csv.reader(io.StringIO(content, newline=""), strict=True)
         header = [column.strip() for column in next(lines, [])]
-        for column in header:
-            if column not in HEADER:
-                raise DataError(f"{path} must have known columns, got {column!r}: {nearest(column, HEADER)}")
-        if "name" not in header or len(set(header)) < len(header):
-            raise DataError(f"{path} must have a column 'name' and no column twice, got {header}: fix its first line")
+        if "name" not in header or len(set(header)) < len(header) or not set(header) <= set(HEADER):
+            raise DataError(
+                f"{path} must have a column 'name', and no others than {', '.join(HEADER[1:])}, each once, got "
+                f"{header}: fix its first line"
+            )
         rules = [_rule_of(cells, header, f"{path}, line {lines.line_num}") for cells in lines if any(cells)]
     try:
         return known.with_rules(rules)
@@ -275,18 +274,14 @@ def read_features(path: str | Path, known: Features) -> Features:
 
 
 def _rule_of(cells: list[str], header: list[str], where: str) -> tuple[str, dict[str, Any]]:
-    if len(cells) != len(header):
-        raise DataError(f"{where}: a row must have {len(header)} cells, got {len(cells)}: fix the row")
-    values: dict[str, Any] = {name: cell.strip() or None for name, cell in zip(header, cells, strict=True)}
-    name = values.pop("name")
-    if name is None:
-        raise DataError(f"{where}: a row must name a feature, got no name: fix the row")
-    for end in {"low", "high"} & values.keys():
-        try:
-            values[end] = None if values[end] is None else float(values[end])
-        except ValueError:
-            raise DataError(f"{where}: the ends of a range must be numbers, got {values[end]!r}: fix it") from None
-    return name, values
+    values: dict[str, Any] = {name: cell.strip() or None for name, cell in zip(header, cells, strict=False)}
+    name = values.pop("name", None)
+    if len(cells) != len(header) or name is None:
+        raise DataError(f"{where}: a row must have {len(header)} cells and name a feature, got {cells}: fix the row")
+    try:
+        return name, values | {end: float(values[end]) for end in ("low", "high") if values.get(end)}
+    except ValueError as error:
+        raise DataError(f"{where}: the ends of a range must be numbers, but {error}: fix them") from None
 
 
 FRAME_LIBRARIES = ("pandas", "polars")
@@ -359,12 +354,11 @@ class Coding:
     @staticmethod
     def recorded(record: dict[str, Any]) -> Coding:
         """The coding that a run recorded."""
-
-        def column(fields: dict[str, Any]) -> CodedColumn:
-            values: Any = {name: tuple(each) if isinstance(each, list) else each for name, each in fields.items()}
-            return CodedColumn(**values)
-
-        return Coding(record["library"], tuple(map(column, record["columns"])))
+        columns: Any = (
+            {name: tuple(each) if isinstance(each, list) else each for name, each in column.items()}
+            for column in record["columns"]
+        )
+        return Coding(record["library"], tuple(CodedColumn(**column) for column in columns))
 
 
 def read_frame(frame: Any, label: str | None = None) -> tuple[Numbers, Any, Features]:

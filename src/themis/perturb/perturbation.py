@@ -494,10 +494,9 @@ def narrowed(
             held[k] = float(range_or_value)
     if not free:
         first = perturbation.theta[0]
-        low, high = sorted((first.identity, held[0])) if held[0] != first.identity else (first.low, first.high)
         raise UsageError(
             f"{perturbation.name!r} must keep a theta to search, but all are held fixed: give one a range, such as "
-            f"{first.name}={_format_range((low, high))}"
+            f"{first.name}={_format_range((first.low, first.high))}"
         )
     texts = {name: f"={_format_range(value)}" for name, value in ranges.items()}
     for theta_name, distribution in distributions.items():
@@ -560,18 +559,12 @@ def over_time(perturbation: Perturbation) -> Perturbation:
     if perturbation.parts:
         return combine(*map(over_time, perturbation.parts))
     name, size = perturbation.name, len(perturbation.theta)
-    if perturbation.inputs not in ("any", "picture"):
+    asks_model = perturbation.passes or perturbation.needs_gradient
+    if perturbation.inputs not in ("any", "picture") or asks_model or perturbation.is_combination:
         raise UsageError(
-            f"{OVER_TIME} needs a perturbation of pictures, got {name!r}, which disturbs a {perturbation.inputs}: "
-            "choose another, see themis perturbations"
+            f"{OVER_TIME} needs a perturbation that disturbs one picture at a time and whose range is not changed, got "
+            f"{name!r}: choose another, see themis perturbations, and call .at() afterwards"
         )
-    if perturbation.passes or perturbation.needs_gradient:
-        raise UsageError(
-            f"{OVER_TIME} needs a perturbation that disturbs one frame at a time, got {name!r}, which asks the model "
-            "about the whole clip: use it without over_time, as it changes every frame differently anyway"
-        )
-    if perturbation.is_combination:
-        raise UsageError(f"{OVER_TIME} must be applied to {name!r} before its range is changed: call .at() afterwards")
 
     def apply(clips: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
         share = torch.linspace(0, 1, clips.shape[1], dtype=theta.dtype, device=theta.device)[:, None]
