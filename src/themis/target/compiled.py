@@ -1,7 +1,7 @@
 """Activations of compiled models, TorchScript and torch.export, whose function calls Python does not see."""
 
 import inspect
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
@@ -15,8 +15,6 @@ from themis.target.activations import ACTIVATION_NAMES, Arguments, OnActivation,
 
 OPERATORS = {variant: name for name in ACTIVATION_NAMES for variant in (name, f"{name}_")}
 """Operators whose results are neurons, each with the name of its variant that does not work in place."""
-MODE_ARGUMENT = {"dropout": 2, "feature_dropout": 2, "alpha_dropout": 2, "batch_norm": 5}
-"""Position of the argument that puts an operator into training mode."""
 
 
 class ScriptTracer:
@@ -62,11 +60,6 @@ class ScriptTracer:
             graph, self._default_arguments = _frozen_graph(self.module)
         except RuntimeError as error:
             return self._warn(f"its graph cannot be frozen ({_last_line(error)})")
-        _refuse_training_mode(
-            (_kind(node), [value.toIValue() for value in node.inputs()])
-            for node in all_nodes(graph)
-            if _kind(node) in MODE_ARGUMENT
-        )
         nodes = [(node, OPERATORS[kind]) for node in graph.nodes() if (kind := _kind(node)) in OPERATORS]
         n_hidden = sum(_kind(node) in OPERATORS for node in all_nodes(graph)) - len(nodes)
         try:
@@ -94,7 +87,6 @@ class ExportTracer:
         assert isinstance(module, fx.GraphModule)
         self.module: nn.Module = module
         nodes = [node for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
-        _refuse_training_mode((_operator(node), node.args) for node in nodes)
         for node in module.graph.nodes:
             shape = getattr(node.meta.get("val"), "shape", None) if node.op == "placeholder" else None
             if shape and isinstance(shape[0], int):
@@ -237,14 +229,6 @@ def numbered(names: list[str]) -> list[str]:
         calls[name] = calls.get(name, 0) + 1
         numbered.append(name if calls[name] == 1 else f"{name}#{calls[name]}")
     return numbered
-
-
-def _refuse_training_mode(operators: Iterator[tuple[str, Sequence[Any]]]) -> None:
-    for name, arguments in operators:
-        if name in MODE_ARGUMENT and True in arguments[MODE_ARGUMENT[name] :][:1]:
-            raise ModelError(
-                f"a program must be deterministic, but {name} is in training mode: call model.eval() first"
-            )
 
 
 def _last_line(error: BaseException) -> str:
