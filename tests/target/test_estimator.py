@@ -196,8 +196,14 @@ def test_models_of_tensors_refuse_names_and_estimators_other_columns():
         run(model, (frame.assign(more=1), labels))
 
 
-@pytest.mark.parametrize(("library", "classifier"), [("xgboost", "XGBClassifier"), ("lightgbm", "LGBMClassifier")])
-@pytest.mark.parametrize("form", ["estimator", "booster"])
+BOOSTED = [
+    ("xgboost", "XGBClassifier", "estimator"),
+    ("lightgbm", "LGBMClassifier", "estimator"),
+    ("lightgbm", "LGBMClassifier", "booster"),
+]
+
+
+@pytest.mark.parametrize(("library", "classifier", "form"), BOOSTED)
 def test_boosted_trees_get_their_own_categories(library, classifier, form):
     frame, labels = people()
     frame, numbers = frame.astype({"color": "category"}), (labels == "yes").astype(int)
@@ -207,7 +213,7 @@ def test_boosted_trees_get_their_own_categories(library, classifier, form):
         model = boosted(library, classifier).set_params(**options).fit(frame, numbers)
         accuracy = (model.predict(frame) == numbers).mean()
         if form == "booster":
-            model = model.get_booster() if library == "xgboost" else model.booster_
+            model = model.booster_
         result = run(model, (frame, numbers))
     assert result.start.clean_accuracy == pytest.approx(accuracy)
     assert result.faults[0].replay().is_same
@@ -217,8 +223,7 @@ def boosted(library, classifier):
     return getattr(pytest.importorskip(library), classifier)(n_estimators=5, max_depth=2, n_jobs=1)
 
 
-@pytest.mark.parametrize(("library", "classifier"), [("xgboost", "XGBClassifier"), ("lightgbm", "LGBMClassifier")])
-@pytest.mark.parametrize("form", ["estimator", "booster"])
+@pytest.mark.parametrize(("library", "classifier", "form"), BOOSTED)
 def test_boosted_trees_are_tested_as_they_are(library, classifier, form):
     numbers = datasets.load_iris().target
     with warnings.catch_warnings():
@@ -226,7 +231,7 @@ def test_boosted_trees_are_tested_as_they_are(library, classifier, form):
         model = boosted(library, classifier).fit(X.to_numpy(np.float32), numbers)
         accuracy = (model.predict(X.to_numpy(np.float32)) == numbers).mean()
         if form == "booster":
-            model = model.get_booster() if library == "xgboost" else model.booster_
+            model = model.booster_
         result = run(model, (X, numbers))
     assert result.start.clean_accuracy == pytest.approx(accuracy)
     assert result.faults[0].replay().is_same

@@ -30,10 +30,8 @@ class Estimator:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.is_booster = type(model).__name__ == "Booster"
-        methods = ("predict",) if self.is_booster else SCORE_METHODS
-        self.method = next(name for name in methods if callable(getattr(model, name, None)))
-        values = None if self.is_booster else getattr(model, "classes_", None)
+        self.method = next(name for name in SCORE_METHODS if callable(getattr(model, name, None)))
+        values = getattr(model, "classes_", None)
         if isinstance(values, list):
             raise ModelError(
                 f"the estimator must predict one label per input, but it predicts {len(values)}: test each of its "
@@ -41,7 +39,7 @@ class Estimator:
             )
         self._classes = None if values is None else np.asarray(values)
         self.classes: tuple[str, ...] | None = None
-        """The names of the classes in the order of the scores; None for a regressor or a booster."""
+        """The names of the classes in the order of the scores; None for a regressor."""
         if self._classes is not None:
             numbered = self._classes.astype(np.int64) if self._classes.dtype.kind == "b" else self._classes
             self.classes = tuple(map(str, numbered.tolist()))
@@ -68,15 +66,8 @@ class Estimator:
         return scores
 
     def _predict(self, inputs: Any) -> Any:
-        is_frame = not isinstance(inputs, np.ndarray)
-        if self.is_booster and hasattr(self.model, "inplace_predict"):
-            if not is_frame:
-                return self.model.inplace_predict(inputs)
-            import xgboost  # type: ignore[import-not-found, unused-ignore]
-
-            return self.model.predict(xgboost.DMatrix(inputs, enable_categorical=True))
         if self.names is not None:
-            inputs = self._columns(inputs) if is_frame else self._frame(inputs)
+            inputs = self._frame(inputs) if isinstance(inputs, np.ndarray) else self._columns(inputs)
         return getattr(self.model, self.method)(inputs)
 
     def _columns(self, frame: Any) -> Any:
