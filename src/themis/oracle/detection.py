@@ -304,13 +304,12 @@ class Detection(Oracle):
         """Refuse a model that finds none of the objects, with the most likely reason; pictures may have no objects."""
         if labels is not None and not bool((labels[..., 4] >= 0).any()):
             return
-        clean = self._answers(clean_outputs)
+        clean, rule = self._answers(clean_outputs), "the model must find some of the objects on clean inputs, but"
         if not bool(clean.is_answer.any()):
             highest = float(clean.scores.amax()) if clean.scores.numel() else 0.0
             raise DataError(
-                f"the model must find some of the objects on clean inputs, but no detection has a score of "
-                f"{self.least_score:g} or more, the highest is {highest:.3g}: lower it with oracle='detection:"
-                f"{self.least_overlap:g},score=...', or check the preprocessing and the weights"
+                f"{rule} no detection has a score of {self.least_score:g} or more, the highest is {highest:.3g}: lower "
+                f"it with oracle='detection:{self.least_overlap:g},score=...', or check the preprocessing and weights"
             )
         assert labels is not None  # without them, what is found is an object
         overlaps = overlap(clean.boxes, labels[..., :4].to(clean.boxes))
@@ -318,15 +317,13 @@ class Detection(Oracle):
         if bool(is_near.any()):
             test, detection, label = is_near.nonzero()[0].tolist()
             raise DataError(
-                "the model must find some of the objects on clean inputs, but where its boxes fit, the classes differ, "
-                f"such as class {int(clean.classes[test, detection])} for a label of class "
-                f"{int(labels[test, label, 4])}: number the classes of the data as the model does, with "
-                "Detections(first_class=1) or ?numbers=index"
+                f"{rule} where its boxes fit, the classes differ, such as class {int(clean.classes[test, detection])} "
+                f"for a label of class {int(labels[test, label, 4])}: number the classes of the data as the model "
+                "does, with Detections(first_class=1) or ?numbers=index"
             )
         raise DataError(
-            f"the model must find some of the objects on clean inputs, but no detection has an IoU of "
-            f"{self.least_overlap:g} with a label: check that both are in pixels, (left, top, right, bottom), and the "
-            "preprocessing"
+            f"{rule} no detection has an IoU of {self.least_overlap:g} with a label: check that both are in pixels, "
+            "(left, top, right, bottom), and the preprocessing"
         )
 
 

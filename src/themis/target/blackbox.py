@@ -23,7 +23,7 @@ from themis.target.estimator import Estimator, FileModel, MaiteModel, is_estimat
 from themis.target.fingerprint import hash_text
 from themis.target.output import in_label_order
 from themis.target.requests import Answers, Examples, Requests, rows_of
-from themis.target.target import UNBOUNDED, AnyTarget, Target, TargetOptions, explain_errors
+from themis.target.target import UNBOUNDED, AnyTarget, Target, TargetOptions, explain_errors, one_per_input
 from themis.target.traits import as_expected
 
 Array = NDArray[Any]
@@ -175,12 +175,7 @@ class BlackBox(TargetOptions):
         activations: Mapping[str, Array] = {}
         if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
             result, activations = result
-        outputs = self._outputs(result, inputs)
-        if outputs.ndim == 0 or len(outputs) != len(inputs):
-            raise ModelError(
-                f"the model must return one output per input, got shape {list(outputs.shape)} for {len(inputs)} "
-                "inputs: return an array with one row per input"
-            )
+        outputs = one_per_input(self._outputs(result, inputs), len(inputs))
         if not needs_activations:
             return {OUTPUT: outputs}
         if OUTPUT in activations:

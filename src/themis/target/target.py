@@ -294,13 +294,7 @@ class Target(TargetOptions):
                     result = self.tracer.run(prepared)
                 else:
                     result = self.tracer.forward(prepared, on_activation, layers or ())
-            scores = self._scores(result, inputs, prepared)
-            if scores.ndim == 0 or len(scores) != len(inputs):
-                raise ModelError(
-                    f"the model must return one output per input, got shape {list(scores.shape)} for {len(inputs)} "
-                    "inputs: pass output=... to Target to pick the scores"
-                )
-            return scores
+            return one_per_input(self._scores(result, inputs, prepared), len(inputs))
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -387,6 +381,16 @@ class Target(TargetOptions):
             return nullcontext()
         # Copies of weights that outlive a pass would have no place in a captured graph.
         return torch.autocast(self.device.type, getattr(torch, self.autocast), cache_enabled=False)
+
+
+def one_per_input(scores: Tensor, n: int) -> Tensor:
+    """Refuse scores that do not have one row for each of `n` inputs; otherwise return them."""
+    if scores.ndim == 0 or len(scores) != n:
+        raise ModelError(
+            f"the model must return one output per input, got shape {list(scores.shape)} for {n} inputs: return a row "
+            "for each, or pass output=... to pick the scores"
+        )
+    return scores
 
 
 @cache
