@@ -58,34 +58,27 @@ class Estimator:
         return hashlib.sha256(content).hexdigest()
 
     def __call__(self, inputs: Any) -> NDArray[Any]:
-        scores: NDArray[Any] = np.asarray(self._predict(inputs))
+        given = inputs if self.names is None else self._columns(inputs, self.names)
+        scores: NDArray[Any] = np.asarray(getattr(self.model, self.method)(given))
         if self.method == "predict" and self._classes is not None:
             scores = np.equal(scores.reshape(-1, 1), self._classes.reshape(1, -1)).astype(np.float32)
         if self.method == "decision_function" and scores.ndim == 1:  # of the second class
             return np.stack([-scores, scores], 1)
         return scores
 
-    def _predict(self, inputs: Any) -> Any:
-        if self.names is not None:
-            inputs = self._frame(inputs) if isinstance(inputs, np.ndarray) else self._columns(inputs)
-        return getattr(self.model, self.method)(inputs)
+    def _columns(self, inputs: Any, names: list[str]) -> Any:
+        """The inputs as a DataFrame with the columns that the estimator was fitted to, in the same order."""
+        if isinstance(inputs, np.ndarray):
+            import pandas  # type: ignore[import-untyped, unused-ignore]
 
-    def _columns(self, frame: Any) -> Any:
-        """The columns of a DataFrame in the order in which the estimator was fitted to them."""
-        columns, names = list(frame.columns), self.names or []
-        if set(columns) != set(names):
-            missing, more = sorted(set(names).difference(columns)), sorted(set(columns).difference(names))
+            return pandas.DataFrame(inputs, columns=names)
+        missing, more = sorted(set(names).difference(inputs.columns)), sorted(set(inputs.columns).difference(names))
+        if missing or more:
             raise ModelError(
                 f"the columns must be those that the estimator was fitted to, missing {missing}, unexpected {more}: "
                 "drop a column, or name it if it holds the labels"
             )
-        return frame[names]
-
-    def _frame(self, inputs: NDArray[Any]) -> Any:
-        """The inputs as a DataFrame, since the estimator was fitted to one and may choose columns by name."""
-        import pandas  # type: ignore[import-untyped, unused-ignore]
-
-        return pandas.DataFrame(inputs, columns=self.names)
+        return inputs[names]
 
 
 class FileModel(ABC):
