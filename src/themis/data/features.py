@@ -29,8 +29,6 @@ FEATURE_KINDS, FEATURE_CHANGES = get_args(Kind), get_args(Change)
 HEADER = ("name", "kind", "low", "high", "change")
 VALUE_TOLERANCE = 1e-6
 """How far an input may be from the place of a valid value on its axis."""
-N_NAMES = 50
-"""Names that a message lists at most."""
 
 
 class Axes(Protocol):
@@ -174,7 +172,7 @@ class Features:
         columns = [k for k, name in enumerate(self.names) if name == pattern]
         columns = columns or [k for k, name in enumerate(self.names) if fnmatchcase(name, pattern)]
         if not columns:
-            raise UsageError(f"{pattern!r} must match a feature of the table: {nearest(pattern, self.names[:N_NAMES])}")
+            raise UsageError(f"{pattern!r} must match a feature of the table: {nearest(pattern, self.names)}")
         return columns
 
     @cached_property
@@ -245,9 +243,8 @@ class Features:
             k = int(is_outside.nonzero()[0])
             raise DataError(
                 f"feature {self.names[k]!r} must stay in the input's bounds ({bounds[0]:g}, {bounds[1]:g}), but it "
-                "ranges "
-                f"from {float(ends[0, k]):g} to {float(ends[1, k]):g}: pass wider bounds, --bounds auto, or a smaller "
-                "range"
+                f"ranges from {float(ends[0, k]):g} to {float(ends[1, k]):g}: pass wider bounds, --bounds auto, or a "
+                "smaller range"
             )
 
 

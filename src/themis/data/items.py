@@ -214,19 +214,14 @@ def read_several_items(dataset: Any, sample: int) -> tuple[dict[Key, Any], list[
     if not (is_item and any(is_perturbable(value[None]) for value in entries_of(parts[0]).values())):
         return None
     items = [parts_of(dataset[k]) for k in range(len(dataset))]
-    return _stack_items([item[0] for item in items]), [item[1] for item in items] if len(items[0]) > 1 else None
-
-
-def _stack_items(items: Sequence[Any]) -> dict[Key, Any]:
-    """The inputs of all examples of a data set, by name or position; each item is a dict or a tuple."""
-    first = items[0]
-    keys: Sequence[Key] = list(first) if isinstance(first, Mapping) else range(len(first))
+    keys: Sequence[Key] = list(parts[0]) if isinstance(parts[0], Mapping) else range(len(parts[0]))
     try:
-        return {key: torch.stack([torch.as_tensor(item[key]) for item in items]) for key in keys}
+        inputs = {key: torch.stack([torch.as_tensor(item[0][key]) for item in items]) for key in keys}
     except (RuntimeError, TypeError, ValueError, KeyError, IndexError) as error:
         raise DataError(
             f"all examples must have the same inputs, of the same shapes, as the first, which has {list(keys)}: {error}"
         ) from error
+    return inputs, [item[1] for item in items] if len(parts) > 1 else None
 
 
 def label_tensor(labels: Tensor) -> Tensor:

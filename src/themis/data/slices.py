@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from themis.data.seeds import Seeds, class_numbers
 from themis.errors import DataError, UsageError, nearest
 from themis.reading import read_regular
-from themis.text import counted
 
 MOST_VALUES = 12
 """Numbers with more distinct values than this are divided into quarters."""
@@ -38,8 +37,8 @@ class SliceColumn:
 
     def counts(self, tests: NDArray[np.int64], faults: NDArray[np.int64]) -> list[list[int]]:
         """Tests and faults of each value, from those of each seed."""
-        totals = np.stack([self._sums(tests), self._sums(faults)], 1)
-        return [[int(count) for count in row] for row in totals]
+        totals: list[list[int]] = np.stack([self._sums(tests), self._sums(faults)], 1).astype(np.int64).tolist()
+        return totals
 
     def independent_tests(self, tests: NDArray[np.int64], faults: NDArray[np.int64]) -> list[int]:
         """As many independent tests as would say as much about each value, from the counts of each seed.
@@ -85,17 +84,15 @@ def slice_columns(
     columns = []
     for name in (part.strip() for part in text.split(",")):
         if name == CLASS_COLUMN:
-            values, made = [str(k) for k in numbers.tolist() if k >= 0], class_column(numbers, names)
+            made = class_column(numbers, names)
         elif name in metadata:
-            values = list(map(_shown, _of_seeds(metadata[name], seed_id, name)))
-            made = _column(name, values)
+            made = _column(name, _of_seeds(metadata[name], seed_id, name))
         else:
-            values = read_column(name, seed_id, "slice_by")
-            made = _column(name.rpartition(":")[2], values)
+            made = _column(name.rpartition(":")[2], read_column(name, seed_id, "slice_by"))
         if made is None:
             raise UsageError(
-                f"slice_by needs columns with 2 to {MOST_NAMES} values, or numbers, but {name} has "
-                f"{counted(len({*values} - {''}), 'value')}: name another column"
+                f"slice_by needs columns with 2 to {MOST_NAMES} values, or numbers, but {name} has fewer or more: name "
+                "another column"
             )
         columns.append(made)
     if len({column.name for column in columns}) < len(columns):

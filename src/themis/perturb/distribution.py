@@ -15,20 +15,16 @@ from themis.reading import read_regular
 
 Numbers = NDArray[np.float64]
 DISTRIBUTIONS = {
-    "beta": "A,B",
-    "normal": "MEAN,SD",
-    "lognormal": "MEAN,SD",
-    "triangular": "LOW,MODE,HIGH",
-    "histogram": "FILE",
+    "beta": ("A,B", "two numbers above 0"),
+    "normal": ("MEAN,SD", "two numbers, SD above 0"),
+    "lognormal": ("MEAN,SD", "two numbers, SD above 0"),
+    "triangular": ("LOW,MODE,HIGH", "three ascending numbers"),
+    "histogram": ("FILE", "a file with ascending bins, whose counts are not all 0"),
 }
-"""Their numbers. Beta is spread over the range of theta; mean and SD of lognormal are those of the logarithm."""
-RULES = {
-    "beta": "two numbers above 0",
-    "normal": "two numbers, SD above 0",
-    "lognormal": "two numbers, SD above 0",
-    "triangular": "three ascending numbers",
-    "histogram": "a file with ascending bins, whose counts are not all 0",
-}
+"""Their numbers, and the rule for them.
+
+Beta is spread over the range of theta; mean and SD of lognormal are those of the logarithm.
+"""
 LEAST_INSIDE = 0.01
 """The share of a distribution that must lie in the range of its theta: tests say nothing of the rest."""
 MOST_BINS = 200
@@ -97,7 +93,7 @@ def read_distribution(text: str, *, has_files: bool = True) -> Distribution:
     """Read `beta(1,8)`, or `histogram(FILE)` with a line `low,high,count` for each bin, or with its numbers."""
     match = re.fullmatch(r"\s*([a-z]+)\s*\((.*)\)\s*", text, re.DOTALL)
     if match is None or match[1] not in DISTRIBUTIONS:
-        forms = ", ".join(f"{name}({numbers})" for name, numbers in DISTRIBUTIONS.items())
+        forms = ", ".join(f"{name}({numbers})" for name, (numbers, _) in DISTRIBUTIONS.items())
         raise UsageError(f"a distribution must be one of {forms}, got {text.strip()!r}: write for instance beta(1,8)")
     kind, inside = match[1], match[2].strip()
     try:
@@ -105,7 +101,8 @@ def read_distribution(text: str, *, has_files: bool = True) -> Distribution:
     except ValueError:
         numbers = _read_histogram(inside) if kind == "histogram" and inside and has_files else ()
     if not _are_valid(kind, numbers):
-        raise UsageError(f"a distribution {kind}({DISTRIBUTIONS[kind]}) must have {RULES[kind]}, got {text.strip()!r}")
+        form, rule = DISTRIBUTIONS[kind]
+        raise UsageError(f"a distribution {kind}({form}) must have {rule}, got {text.strip()!r}")
     return Distribution(kind, numbers)
 
 
@@ -116,7 +113,7 @@ def _are_valid(kind: str, numbers: tuple[float, ...]) -> bool:
         edges, counts = numbers[: len(numbers) // 2 + 1], numbers[len(numbers) // 2 + 1 :]
         is_ascending = all(a < b for a, b in pairwise(edges))
         return len(numbers) in range(3, 2 * MOST_BINS + 2, 2) and is_ascending and min(counts) >= 0 < sum(counts)
-    if len(numbers) != DISTRIBUTIONS[kind].count(",") + 1:
+    if len(numbers) != DISTRIBUTIONS[kind][0].count(",") + 1:
         return False
     if kind == "triangular":
         return numbers[0] <= numbers[1] <= numbers[2] and numbers[0] < numbers[2]
