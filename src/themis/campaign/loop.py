@@ -6,6 +6,7 @@ Below the loop is what each round decides: how large it is and when to stop, wha
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from math import inf, log2
@@ -120,21 +121,40 @@ def _propose(setup: Setup, state: State, partial: PartialRound) -> None:
     little, and both are proposed together, so that the uniform tests run while the policy thinks.
     """
     with state.clock.timed("search"):
-        first = state.tally.tests
-        end = stage_end(first, first + partial.n_unproposed, setup.settings.uniform_share)
-        uniform = uniform_tests_due(setup, first, state.tally.uniform_tests, end)
-        search, n = uniform[:0], first + len(uniform)
-        if len(uniform) == 0 or (first >= LAST_STAGE and n < end):
-            # A seed takes one step of an ascent at a time, because the next one depends on its gradient.
-            is_ascent = state.policy.needs_gradient
-            most = len(setup.space.seeds) if is_ascent else portion(end - n, n, setup.calculator.chunk)
-            search = state.policy.propose(np.arange(n, min(end, n + most)))
+        uniform, search = _proposals(setup, state, partial.n_unproposed)
         n = n_affordable(setup, state, uniform, search)
         if n < len(uniform) + len(search):  # ascents cost more than the size of the round allowed for
             partial.n_unproposed = n
         if n:
             uniform, search = uniform[:n], search[: max(0, n - len(uniform))]
             partial.propose(state.novelty.ensure(uniform), state.novelty.ensure(search))
+
+
+def _proposals(setup: Setup, state: State, n_unproposed: int) -> tuple[Tests, Tests]:
+    """The next tests of a round that has so many left to propose, of the uniform stream and of the policy."""
+    first = state.tally.tests
+    end = stage_end(first, first + n_unproposed, setup.settings.uniform_share)
+    uniform = uniform_tests_due(setup, first, state.tally.uniform_tests, end)
+    n = first + len(uniform)
+    if len(uniform) and (first < LAST_STAGE or n == end):
+        return uniform, uniform[:0]
+    # A seed takes one step of an ascent at a time, because the next one depends on its gradient.
+    is_ascent = state.policy.needs_gradient
+    most = len(setup.space.seeds) if is_ascent else portion(end - n, n, setup.calculator.chunk)
+    return uniform, state.policy.propose(np.arange(n, min(end, n + most)))
+
+
+def _foreseen(setup: Setup, state: State) -> Iterator[Portion]:
+    """What is measured next if the campaign goes on: the policy proposes it, and forgets that it did."""
+    if is_spent(setup, state, state.tally.tests):
+        return
+    foreseen = PartialRound(next_round_size(setup, state, state.tally.tests))
+    kept = state.policy.state
+    state.policy.state = deepcopy(kept)
+    foreseen.propose(*_proposals(setup, state, foreseen.n_unproposed))
+    state.policy.state = kept
+    yield _portion(setup, state, foreseen.stream, foreseen.pending)
+    yield from _upcoming(setup, state, foreseen)
 
 
 def _measure(setup: Setup, state: State, recorder: Recorder, partial: PartialRound) -> None:
@@ -162,7 +182,7 @@ def _measure(setup: Setup, state: State, recorder: Recorder, partial: PartialRou
 
 def _end_round(setup: Setup, state: State, recorder: Recorder) -> None:
     """Judge the round; an interrupt while that takes its time leaves the round open."""
-    setup.measurer.gather()
+    setup.measurer.gather(lambda: _foreseen(setup, state))
     round, open_neurons = judge(setup, state)
     with recorder.atomic():
         if open_neurons is not None and len(open_neurons):

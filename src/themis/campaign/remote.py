@@ -7,10 +7,10 @@ of a chunk stay in its worker until `gather` asks for them: workers then add up 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from typing import Any
 
 import numpy as np
@@ -164,16 +164,20 @@ class ChunkWorker:
         """A graded chunk of tests, as arrays; nothing is folded."""
         return [None if each is None else array_of(each) for each in self.calculator.grade_chunk(tests)]
 
-    def take_sums(self, numbers: list[int], underway: list[int]) -> TakenSums:
-        """The sums of those chunks that this worker has run, by stream, with their numbers; keeps others underway."""
+    def take_sums(self, numbers: list[int], underway: list[int], n_chunks: int) -> TakenSums:
+        """The sums of those chunks that this worker has run, by stream, with their numbers.
+
+        Those of other chunks are dropped, unless they are `underway` or later than the first `n_chunks`.
+        """
         taken: TakenSums = {}
-        for number in numbers:
-            if number in self._sums:
+        for number in [*self._sums]:  # meanwhile, another chunk may be added
+            if number in numbers:
                 stream, sums = self._sums.pop(number)
                 total, of_stream = taken.setdefault(stream, (np.zeros(sums.shape), []))
                 total += array_of(sums)
                 of_stream.append(number)
-        self._sums = {number: kept for number, kept in self._sums.items() if number in underway}
+            elif number < n_chunks and number not in underway:
+                del self._sums[number]
         return taken
 
     def add_sums(self, mine: TakenSums, others: TakenSums) -> TakenSums:
@@ -229,6 +233,8 @@ class RemoteMeasurer:
         """The streams whose shift the workers know."""
         self._owed: dict[int, ChunkOfTests] = {}
         """Chunks whose results were taken, and whose sums are still in their workers."""
+        self._handed: list[tuple[Any, dict[int, ChunkOfTests]]] = []
+        """What workers were asked to add up: the pool's answer, and the chunks."""
         self._n_chunks = 0
 
     def sweep(self) -> Moments:
@@ -266,7 +272,7 @@ class RemoteMeasurer:
         return self.pool.submit(label, "sweep_chunk", stream, first, chunk)
 
     def begin(self, panel: Tensor, scale: Tensor | None) -> None:
-        self._started, self._streams, self._last_pending = {}, {}, -1
+        self._started, self._streams, self._handed, self._last_pending = {}, {}, [], -1
         self._begin(self.calculator, panel, scale)
 
     def _begin(self, calculator: Calculator, panel: Tensor | None, scale: Tensor | None) -> None:
@@ -281,7 +287,10 @@ class RemoteMeasurer:
 
     def measure(self, pending: Portion, upcoming: Upcoming, max_passes: int | None) -> Measurement:
         into, calculator = pending.into, self.calculator
-        self._start(pending, upcoming)
+        if not self._is_underway(pending.tests):
+            self._hand_over()
+            self._start(chain([pending], upcoming()))
+            self._last_pending = int(pending.tests.number[-1])
         started = self._started.pop(int(pending.tests.number[0]))
         measured: MeasuredChunk = self.pool.result(started.call)
         has_unfolded = measured.n_folded < int(measured.measurement.results.was_run.sum())  # others were not finite
@@ -297,31 +306,43 @@ class RemoteMeasurer:
             tests = started.chunk.tests[: len(measured.measurement)]
             self._owed[started.chunk.number] = replace(started.chunk, tests=tests)
             if len(self._owed) >= MOST_OWED * self.pool.n_workers:
-                self.gather()
+                self._hand_over()
         calculator.memory.shrink(measured.measurement.chunk)
         calculator.own_passes = max(calculator.own_passes, measured.own_passes)
         return self._received(measured.measurement)
 
-    def gather(self) -> None:
+    def gather(self, upcoming: Upcoming | None = None) -> None:
         """Add the sums of all chunks that were taken; those of workers that have died are computed again."""
-        while self._owed:
-            underway = [started.chunk.number for started in self._started.values()]
-            taken = self.pool.combine_all("take_sums", "add_sums", list(self._owed), underway) or {}
-            for stream, (sums, numbers) in taken.items():
+        self._hand_over()
+        if upcoming is not None:
+            self._start(upcoming(), is_foreseen=True)
+            self._last_pending = -1
+        while self._handed:
+            answer, owed = self._handed[0]
+            for stream, (sums, numbers) in (self.pool.combined(answer) or {}).items():
                 self._streams[stream].commit_sums(self._on_device(sums), 0)
                 for number in numbers:
-                    del self._owed[number]
-            lost, self._owed = list(self._owed.values()), {}
+                    del owed[number]
             size = self.calculator.chunk
             again = [
-                self._submit(lot.stream, lot.tests[first : first + size], lot.objective, self._streams[lot.stream])
-                for lot in lost
-                for first in range(0, len(lot.tests), size)
+                self._submit(lost.stream, lost.tests[first : first + size], lost.objective, self._streams[lost.stream])
+                for lost in owed.values()
+                for first in range(0, len(lost.tests), size)
             ]
             for started in again:
                 self.pool.result(started.call)
                 self._owed[started.chunk.number] = started.chunk
+            del self._handed[0]
+            self._hand_over()
         self.pool.fill()
+
+    def _hand_over(self) -> None:
+        """Let workers add up the sums of the chunks that were taken, while they run others."""
+        if self._owed:
+            underway = [started.chunk.number for started in self._started.values()]
+            answer = self.pool.combine_all("take_sums", "add_sums", [*self._owed], underway, self._n_chunks)
+            self._handed.append((answer, self._owed))
+            self._owed = {}
 
     def end(self) -> None:
         for started in self._started.values():
@@ -341,25 +362,32 @@ class RemoteMeasurer:
             moved = None if labels is None else self._on_device(labels)
             yield GradedChunk(self._on_device(outputs), self._on_device(is_fault), moved)
 
-    def _start(self, pending: Portion, upcoming: Upcoming) -> None:
-        """Start all chunks of the pending and upcoming tests that were not started, and drop all others."""
-        tests = pending.tests
-        first = self._started.get(int(tests.number[0]))
-        is_underway = first is not None and self._last_pending == tests.number[-1]
-        if is_underway and first and first.chunk.tests.equals(tests[: self.calculator.chunk][: len(first.chunk.tests)]):
-            return
-        before, self._started, self._last_pending = self._started, {}, int(tests.number[-1])
-        n_spare = 0
-        for portion in chain([pending], upcoming()):
+    def _is_underway(self, tests: Tests) -> bool:
+        """Whether all chunks of the pending tests were started."""
+        started = self._started.get(int(tests.number[0]))
+        if started is None or self._last_pending != tests.number[-1]:
+            return False
+        chunk = started.chunk.tests
+        return chunk.equals(tests[: self.calculator.chunk][: len(chunk)])
+
+    def _start(self, portions: Iterable[Portion], *, is_foreseen: bool = False) -> None:
+        """Start all chunks of these portions that were not started, and drop all others.
+
+        is_foreseen: whether the next round is not judged yet, which decides about objectives.
+        """
+        before, self._started = self._started, {}
+        n_spare = SPARE * self.pool.n_workers
+        for position, portion in enumerate(portions):
             is_first = portion.into.count == 0  # the others need what its first chunk determines
-            is_enough = not portion.is_next and n_spare >= SPARE * self.pool.n_workers
-            if portion is not pending and (is_first or is_enough):
+            if n_spare <= 0 or (is_first and position):
                 break
-            chunks = islice(self._chunks(portion), 1 if is_first else None)
-            for tests, objective in chunks:
+            chunks: Iterable[tuple[Tests, Objective | None]] = self._chunks(portion)
+            if is_foreseen:
+                chunks = takewhile(lambda chunk: chunk[1] is None, chunks)
+            for tests, objective in islice(chunks, 1 if is_first else None if portion.is_next else n_spare):
                 started = self._start_chunk(portion, tests, _describe(objective), before)
                 self._started[int(tests.number[0])] = started
-                n_spare += not portion.is_next
+                n_spare -= not portion.is_next
             if is_first:
                 break
         for started in before.values():

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Any
 
 from themis.compute.cluster import ROOM_SECONDS, RayExecutor, has_room
@@ -19,11 +20,13 @@ from themis.errors import ModelError, ThemisError, first_line, warn
 
 MOST_CRASHES = 3
 """How many workers may die of the same call; and per worker, how many in a row before their first call."""
-AHEAD = 6
+AHEAD = 12
 """Calls per worker that are made before the oldest one was taken: the results wait in memory."""
 DEPTH = 2
 """Calls that a worker is given before it has answered the first of them."""
 _POLL_SECONDS = 5.0
+ASIDE = "aside"
+"""The group of calls that a worker executes beside the others."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Options of `mallopt`, from malloc.h."""
 DATA_FOLDER = "THEMIS_DATA"
@@ -49,23 +52,8 @@ class _Call:
     """Whether a worker has died that was given it: it is now made alone."""
     n_crashes: int = 0
     """How many workers have died while they ran it."""
-    is_held: bool = False
-    """Whether the answer stays on the worker's machine; the pool gets Ray's reference to it, in a list."""
-    is_done: bool = False
     answer: Any = None
     error: Exception | None = None
-
-    @property
-    def order(self) -> tuple[bool, int | None]:
-        """Urgent calls are made first, and older ones before newer ones."""
-        return not self.is_urgent, self.number
-
-    def finish(self, answer: Any, error: Exception | None = None) -> None:
-        self.is_done, self.answer, self.error = True, answer, error
-
-    def repeat(self) -> None:
-        """Make the call again."""
-        self.is_waiting = self.is_suspect = True
 
 
 @dataclass(eq=False)
@@ -84,8 +72,7 @@ class _Actor:
         """Add a call, which is executed after the others."""
         if not self.calls:
             self.since = time.monotonic()
-        method = self.handle.hold if call.is_held else self.handle.call
-        self.calls.append((call, method.remote(call.method, *call.values)))
+        self.calls.append((call, self.handle.call.remote(call.method, *call.values)))
         return call
 
     def forget(self) -> None:
@@ -118,6 +105,10 @@ class RayPool:
         self._broadcasts: list[tuple[str, tuple[Any, ...]]] = []
         self._calls: dict[int, _Call] = {}
         """The calls whose results were not taken."""
+        self._done: set[int | None] = set()
+        """Those of them that were answered."""
+        self._waiting: list[tuple[bool, int | None]] = []
+        """A heap of those that wait: whether a call is not urgent, and its number. Some entries are out of date."""
         self._awaited: _Call | None = None
         self._failed_starts = 0
         self._n_calls = 0
@@ -126,6 +117,7 @@ class RayPool:
             num_gpus=executor.gpus_per_worker,
             max_restarts=0,
             scheduling_strategy="SPREAD",
+            concurrency_groups={ASIDE: 1},
         )(WorkerHost)
         self._had_room = time.monotonic()
         self._actors = [self._start() for _ in range(executor.workers)]
@@ -145,25 +137,26 @@ class RayPool:
             actor.send(_Call(method, values))
 
     def combine_all(self, method: str, combine: str, *values: Any) -> Any:
-        """What all workers answer to a call together; None if one of them dies meanwhile.
+        """Ask all workers for answers that pairs of them combine until one is left; see `combined`.
 
-        Pairs of workers combine their answers until one is left, so that this process receives one message.
+        They do so beside the calls that they execute, and this process receives one message.
         """
-        parts = self._hold([(actor, method, values) for actor in self._actors if actor.is_ready])
+        parts = [(each.handle, self._aside(each.handle, method, *values)) for each in self._actors if each.is_ready]
         while len(parts) > 1:
             pairs = zip(parts[::2], parts[1::2], strict=False)
             odd = parts[len(parts) // 2 * 2 :]
-            combined = self._hold([(actor, combine, (mine, other)) for (actor, mine), (_, other) in pairs])
-            parts = combined + odd if combined else []
-        with suppress(self._ray.exceptions.RayError):
-            return self._ray.get(parts[0][1]) if parts else None
+            parts = [(handle, self._aside(handle, combine, mine, other)) for (handle, mine), (_, other) in pairs] + odd
+        return parts[0][1] if parts else None
 
-    def _hold(self, asked: list[tuple[_Actor, str, tuple[Any, ...]]]) -> list[tuple[_Actor, Any]]:
-        """References to what workers answer, which stays on their machines; none if one of them dies meanwhile."""
-        calls = [(actor, actor.send(_Call(method, values, is_held=True))) for actor, method, values in asked]
-        while any(call is each for actor in self._actors for each, _ in actor.calls for _, call in calls):
-            self._receive_next()
-        return [(actor, call.answer[0]) for actor, call in calls] if all(call.is_done for _, call in calls) else []
+    def combined(self, answer: Any) -> Any:
+        """Wait for what `combine_all` has asked for; None if one of the workers has died meanwhile."""
+        while answer is not None and not self._receive_next(answer):
+            pass
+        with suppress(self._ray.exceptions.RayError):
+            return None if answer is None else self._ray.get(answer)
+
+    def _aside(self, handle: Any, method: str, *values: Any) -> Any:
+        return handle.call.options(concurrency_group=ASIDE).remote(method, *values)
 
     def submit(self, label: str, method: str, *values: Any, group: str | None = None, is_urgent: bool = True) -> int:
         """Call a method of one worker; returns the number of the call.
@@ -172,13 +165,17 @@ class RayPool:
         A call that is not urgent waits until a worker would be idle while others still work on urgent ones.
         """
         number, self._n_calls = self._n_calls, self._n_calls + 1
-        self._calls[number] = _Call(method, values, number, label, group, is_urgent)
+        call = self._calls[number] = _Call(method, values, number, label, group, is_urgent)
+        self._wait(call)
         self._assign()
         return number
 
     def hasten(self, call: int) -> None:
         """Make a call urgent."""
-        self._calls[call].is_urgent = True
+        hastened = self._calls[call]
+        hastened.is_urgent = True
+        if hastened.is_waiting:
+            self._wait(hastened)
         self._assign()
 
     def fill(self) -> None:
@@ -189,9 +186,9 @@ class RayPool:
         """Wait for what a call returns, and forget it. If it has raised an error or ended its workers, raise that."""
         self._awaited = awaited = self._calls[call]
         self.hasten(call)
-        while not awaited.is_done:
+        while call not in self._done:
             self._receive_next()
-        del self._calls[call]
+        self.discard(call)
         if awaited.error is not None:
             raise awaited.error
         self._assign()
@@ -200,11 +197,12 @@ class RayPool:
     def discard(self, call: int) -> None:
         """Forget a call whose result is not needed."""
         self._calls.pop(call, None)
+        self._done.discard(call)
 
     def next_done(self, calls: Iterable[int]) -> int:
         """Wait until one of these calls is done, and return its number."""
         numbers = list(calls)
-        while not (done := [number for number in numbers if self._calls[number].is_done]):
+        while not (done := [number for number in numbers if number in self._done]):
             self._receive_next()
         return done[0]
 
@@ -235,10 +233,8 @@ class RayPool:
 
         is_pausing: whether the driver makes no call for a while, so that workers get calls that are not urgent.
         """
-        n_done = sum(call.is_done for call in self._calls.values())
-        while waiting := [call for call in self._calls.values() if call.is_waiting]:
-            call = self._awaited if self._awaited in waiting else min(waiting, key=lambda call: call.order)
-            if call is not self._awaited and n_done >= AHEAD * self.n_workers:
+        while (call := self._first_waiting()) is not None:
+            if call is not self._awaited and len(self._done) >= AHEAD * self.n_workers:
                 return
             if not (call.is_urgent or is_pausing or self._are_urgent_under_way()):
                 return
@@ -248,12 +244,24 @@ class RayPool:
                 return
             actor = min(free, key=lambda actor: (len(actor.calls), actor.since))
             if call.group is not None:
-                call = self._choose(actor, waiting)
+                call = self._choose(actor)
             if actor.calls and (call.is_suspect or any(other.is_suspect for other, _ in actor.calls)):
                 return
             call.is_waiting = False
             actor.groups.add(call.group)
             actor.send(call)
+
+    def _first_waiting(self) -> _Call | None:
+        """The call whose result is awaited, else the oldest urgent one, else the oldest; None if no call waits."""
+        if self._awaited is not None and self._awaited.is_waiting:
+            return self._awaited
+        while self._waiting:
+            is_spare, number = self._waiting[0]
+            call = self._calls.get(number)
+            if call is not None and call.is_waiting and call.is_urgent != is_spare:
+                return call
+            heappop(self._waiting)
+        return None
 
     def _are_urgent_under_way(self) -> bool:
         """Whether urgent calls are executed, so that a worker would wait for others; one that is alone never does.
@@ -263,25 +271,29 @@ class RayPool:
         under_way = (call for actor in self._actors for call, _ in actor.calls)
         return len(self._actors) == 1 or any(call.is_urgent and call.number in self._calls for call in under_way)
 
-    def _choose(self, actor: _Actor, waiting: list[_Call]) -> _Call:
+    def _choose(self, actor: _Actor) -> _Call:
         """The next call for a worker: of a group that it has had, else of one that no other has, else the oldest."""
         elsewhere = {group for other in self._actors if other is not actor for group in other.groups}
-        return min(waiting, key=lambda call: (call.group not in actor.groups, call.group in elsewhere, call.order))
+        waiting = (call for call in self._calls.values() if call.is_waiting)
+        return min(waiting, key=lambda call: (call.group not in actor.groups, call.group in elsewhere, call.number))
 
-    def _receive_next(self) -> None:
-        """Wait until some worker has answered its oldest call, and take the answer."""
+    def _receive_next(self, aside: Any = None) -> bool:
+        """Wait until some worker has answered its oldest call, and take the answer; or until `aside` is there."""
         heads = {actor.calls[0][1]: actor for actor in self._actors if actor.calls}
-        ready, _ = self._ray.wait(list(heads), num_returns=1, timeout=_POLL_SECONDS)
+        awaited = [*heads] if aside is None else [aside, *heads]
+        ready, _ = self._ray.wait(awaited, num_returns=1, timeout=_POLL_SECONDS)
         if not ready:
             self._check_placed()
         for ref in ready:
-            self._receive(heads[ref])
-        self._assign()
+            if ref is not aside:
+                self._receive(heads[ref])
+        self._assign(is_pausing=aside is not None)
+        return aside is not None and aside in ready
 
     def _receive(self, actor: _Actor) -> None:
         errors, (call, ref) = self._ray.exceptions, actor.calls[0]
         try:
-            call.finish(self._ray.get(ref))
+            self._finish(call, self._ray.get(ref))
         except errors.RayTaskError as error:
             cause = error.cause if isinstance(error.cause, Exception) else error  # without the frames of Ray
             translated: Exception = ModelError(
@@ -291,15 +303,31 @@ class RayPool:
                 translated = type(cause)(str(cause))
             if call.number is None:
                 raise translated from error
-            call.finish(None, translated)
+            self._finish(call, None, translated)
         except errors.ObjectLostError:  # its machine has died after it had answered
-            call.repeat()
+            self._repeat(call)
         except errors.RayError as error:
             self._replace(actor, error)
             return
         actor.forget()
         if not actor.is_ready and all(call.number is not None for call, _ in actor.calls):
             actor.is_ready, self._failed_starts = True, 0
+
+    def _finish(self, call: _Call, answer: Any, error: Exception | None = None) -> None:
+        call.answer, call.error = answer, error
+        if call.number in self._calls:
+            self._done.add(call.number)
+
+    def _wait(self, call: _Call) -> None:
+        """Let a call wait until a worker is given it."""
+        call.is_waiting = True
+        heappush(self._waiting, (not call.is_urgent, call.number))
+
+    def _repeat(self, call: _Call) -> None:
+        """Make a call again."""
+        call.is_suspect = True
+        if call.number in self._calls:
+            self._wait(call)
 
     def _replace(self, actor: _Actor, error: Exception) -> None:
         """Start another worker in place of one that has died, and make its calls again."""
@@ -314,13 +342,13 @@ class RayPool:
                 f"{MOST_CRASHES} workers in a row died while they ran {first.label}, so the model seems to "
                 f"crash its process: {_reason(error)}"
             )
-            first.finish(None, crash)
+            self._finish(first, None, crash)
             actor.calls.popleft()
         warn("a worker has died and is replaced; its work is done again")
         with suppress(Exception):
             self._ray.kill(actor.handle)
         for call, _ in actor.calls:
-            call.repeat()
+            self._repeat(call)
         self._actors[self._actors.index(actor)] = self._start()
 
     def _check_placed(self) -> None:
@@ -368,12 +396,6 @@ class WorkerHost:
     def call(self, method: str, *values: Any) -> Any:
         """Call a method of the object."""
         return getattr(self._object, method)(*values)
-
-    def hold(self, method: str, *values: Any) -> list[Any]:
-        """Call a method of the object; returns a reference to the answer, which stays here."""
-        import ray
-
-        return [ray.put(self.call(method, *values))]
 
 
 def _keep_freed_memory() -> None:

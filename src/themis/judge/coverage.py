@@ -177,10 +177,6 @@ def forecast(needed: Tensor, n_tests: int, goal: float) -> int | None:
     return max(0, math.ceil(min(float(last), OUT_OF_REACH)) - n_tests)
 
 
-MANY, IGNORED_BITS = 1 << 17, 44
-"""From so many neurons on, `sample_neurons` compares the variances without these bits before it sorts some of them."""
-
-
 def sample_neurons(variance: Tensor, k: int) -> Tensor:
     """Indices of k neurons: in ascending, stable order of variance those at `ceil(j*N/k) - 1`, j = 1..k.
 
@@ -191,17 +187,16 @@ def sample_neurons(variance: Tensor, k: int) -> Tensor:
     if n <= k:
         return torch.argsort(variance, stable=True)
     places = -(-torch.arange(1, k + 1, device=variance.device) * n // k) - 1
-    if n < MANY or not variance.is_cpu:  # a GPU sorts faster than it counts
+    if not variance.is_cpu:
         return torch.argsort(variance, stable=True)[places]
-    # Only neurons that share the first bits of their variance with one that is picked are sorted.
-    bits = (variance + 0.0).view(torch.int64) >> IGNORED_BITS
-    sizes = torch.bincount(bits)
-    picked = torch.searchsorted(sizes.cumsum(0), places, right=True)
-    is_picked = torch.zeros(len(sizes), dtype=torch.bool, device=bits.device)
-    is_picked[picked] = True
-    few = is_picked[bits].nonzero().squeeze(1)
-    before = torch.where(is_picked, 0, sizes).cumsum(0)[picked]  # neurons that are not sorted
-    return few[torch.argsort(variance[few], stable=True)[places - before]]
+    # NumPy sorts several times as fast, but not in stable order: neurons that share a picked variance are put in order.
+    values = variance.numpy()
+    order = np.argsort(values)
+    ascending = values[order]
+    picked = ascending[places.numpy()]
+    for start, stop in set(zip(*(ascending.searchsorted(picked, side) for side in ("left", "right")), strict=True)):
+        order[start:stop].sort()
+    return torch.from_numpy(order)[places]
 
 
 MIN_UNIT_SHARE = 1e-3

@@ -94,8 +94,8 @@ class Measurer(Protocol):
         budget runs out. There may be no end to them.
         """
 
-    def gather(self) -> None:
-        """Complete the moments, which are judged or saved next; what was started ahead can be run meanwhile."""
+    def gather(self, upcoming: Upcoming | None = None) -> None:
+        """Complete the moments, which are judged or saved next; upcoming portions may be started meanwhile."""
 
     def end(self) -> None:
         """Free what only a running campaign needs; the calculator can still run single tests."""
@@ -130,7 +130,7 @@ class LocalMeasurer:
         first, *ahead = [group for portion in portions for group in portion.by_objective()]
         return runner.measure(first.tests, first.into, first.objective, max_passes, ahead)
 
-    def gather(self) -> None:
+    def gather(self, upcoming: Upcoming | None = None) -> None:
         pass
 
     def end(self) -> None:

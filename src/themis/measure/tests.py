@@ -33,7 +33,8 @@ class Tests:
 
     def equals(self, other: Tests) -> bool:
         """Whether these are the same tests in the same order."""
-        return all(np.array_equal(getattr(self, column.name), getattr(other, column.name)) for column in fields(self))
+        columns = ((getattr(self, column.name), getattr(other, column.name)) for column in fields(self))
+        return all(mine.tobytes() == others.tobytes() for mine, others in columns)
 
     def __getitem__(self, rows: slice | Ints | Bools) -> Tests:
         return Tests(self.number[rows], self.seed[rows], self.theta[rows], self.noise_seed[rows], self.kind[rows])
