@@ -109,7 +109,7 @@ class ChunkWorker:
         self._open.enter_context(target.opened())
         self.calculator = Calculator(target, seeds, perturbation, choose_oracle(target.oracle), layers, limits)
         self.calculator.allot_clean(self.calculator.device)
-        self._sums: dict[int, tuple[str, Tensor]] = {}
+        self._sums: dict[int, tuple[str, Array]] = {}
         """By the number of the chunk: its stream, and the sums of `D - shift` and of its square `[2, neurons]`."""
         self._runner: TestRunner | None = None
         self._accumulators: dict[str, Accumulator] = {}
@@ -152,7 +152,7 @@ class ChunkWorker:
             if chunk.is_first:
                 first = array_of(into.shift), array_of(sums)
             else:
-                self._sums[chunk.number] = chunk.stream, sums
+                self._sums[chunk.number] = chunk.stream, array_of(sums)
         sent = replace(
             measurement,
             faults=FaultDetails(faults.columns, faults.inputs.cpu(), faults.outputs.cpu()),
@@ -174,7 +174,7 @@ class ChunkWorker:
             if number in numbers:
                 stream, sums = self._sums.pop(number)
                 total, of_stream = taken.setdefault(stream, (np.zeros(sums.shape), []))
-                total += array_of(sums)
+                total += sums
                 of_stream.append(number)
             elif number < n_chunks and number not in underway:
                 del self._sums[number]
@@ -288,9 +288,9 @@ class RemoteMeasurer:
     def measure(self, pending: Portion, upcoming: Upcoming, max_passes: int | None) -> Measurement:
         into, calculator = pending.into, self.calculator
         if not self._is_underway(pending.tests):
-            self._hand_over()
             self._start(chain([pending], upcoming()))
             self._last_pending = int(pending.tests.number[-1])
+            self._hand_over()
         started = self._started.pop(int(pending.tests.number[0]))
         measured: MeasuredChunk = self.pool.result(started.call)
         has_unfolded = measured.n_folded < int(measured.measurement.results.was_run.sum())  # others were not finite
@@ -313,10 +313,10 @@ class RemoteMeasurer:
 
     def gather(self, upcoming: Upcoming | None = None) -> None:
         """Add the sums of all chunks that were taken; those of workers that have died are computed again."""
-        self._hand_over()
         if upcoming is not None:
             self._start(upcoming(), is_foreseen=True)
             self._last_pending = -1
+        self._hand_over()
         while self._handed:
             answer, owed = self._handed[0]
             for stream, (sums, numbers) in (self.pool.combined(answer) or {}).items():

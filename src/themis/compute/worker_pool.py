@@ -3,6 +3,8 @@
 A worker that dies is replaced, and the calls that it had not answered are made again.
 """
 
+from __future__ import annotations
+
 import ctypes
 import os
 import sys
@@ -52,6 +54,8 @@ class _Call:
     """Whether a worker has died that was given it: it is now made alone."""
     n_crashes: int = 0
     """How many workers have died while they ran it."""
+    actor: _Actor | None = None
+    """The worker that it was given to last."""
     answer: Any = None
     error: Exception | None = None
 
@@ -68,12 +72,12 @@ class _Actor:
     since: float = 0.0
     """When it began its oldest call."""
 
-    def send(self, call: _Call) -> _Call:
+    def send(self, call: _Call) -> None:
         """Add a call, which is executed after the others."""
         if not self.calls:
             self.since = time.monotonic()
+        call.actor = self
         self.calls.append((call, self.handle.call.remote(call.method, *call.values)))
-        return call
 
     def forget(self) -> None:
         """Drop the oldest call."""
@@ -109,6 +113,8 @@ class RayPool:
         """Those of them that were answered."""
         self._waiting: list[tuple[bool, int | None]] = []
         """A heap of those that wait: whether a call is not urgent, and its number. Some entries are out of date."""
+        self._taken: set[_Actor | None] = set()
+        """The workers whose results were taken since they were last asked to combine answers."""
         self._awaited: _Call | None = None
         self._failed_starts = 0
         self._n_calls = 0
@@ -137,11 +143,14 @@ class RayPool:
             actor.send(_Call(method, values))
 
     def combine_all(self, method: str, combine: str, *values: Any) -> Any:
-        """Ask all workers for answers that pairs of them combine until one is left; see `combined`.
+        """Ask workers for answers that pairs of them combine until one is left; see `combined`.
 
-        They do so beside the calls that they execute, and this process receives one message.
+        They do so beside the calls that they execute, and this process receives one message. Only those workers are
+        asked whose results were taken since the last time.
         """
-        parts = [(each.handle, self._aside(each.handle, method, *values)) for each in self._actors if each.is_ready]
+        asked = [actor for actor in self._actors if actor in self._taken]
+        self._taken.clear()
+        parts = [(actor.handle, self._aside(actor.handle, method, *values)) for actor in asked]
         while len(parts) > 1:
             pairs = zip(parts[::2], parts[1::2], strict=False)
             odd = parts[len(parts) // 2 * 2 :]
@@ -189,6 +198,7 @@ class RayPool:
         while call not in self._done:
             self._receive_next()
         self.discard(call)
+        self._taken.add(awaited.actor)
         if awaited.error is not None:
             raise awaited.error
         self._assign()
