@@ -8,8 +8,9 @@
 ResNet-56 on CIFAR-10 with its real weights, or with random ones if there is no data folder; every process has one
 thread. Each campaign runs in a process of its own. The local one records how long its chunks take, in CPU seconds,
 which other work on the machine changes little; the simulation predicts from them how long a campaign takes with any
-number of workers, and what a driver has to move and merge. For clusters, it takes the schedule of a campaign of 200,000
-tests from a small model, and the seconds and the messages of its chunks from a large one. Two local campaigns at the
+number of workers, and what a driver has to merge. For clusters, a campaign of 200,000 tests on a small model runs with
+the driver's real code in virtual workers, whose chunks take as long and whose messages are as large as those of a large
+model. Two local campaigns at the
 same time show what the machine allows, since its cores share caches and memory. Campaigns take turns and are repeated;
 of each kind, the one with the median time is shown. `--quick` is the default: 400 tests on 64 seeds, with two workers.
 """
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import pickle
 import resource
@@ -26,30 +26,31 @@ import subprocess
 import sys
 import time
 from collections import deque
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from searching.arguments import add_quick, complete
 from searching.files import write_results
+from searching.virtual_ray import LATENCY, Cluster, VirtualRay
 from torch import nn
 
 import themis
 from themis import RayExecutor, Target
-from themis.campaign import remote
+from themis.campaign import loop, remote
+from themis.compute import worker_pool
 from themis.data import Seeds
 from themis.measure import chunk
 from themis.measure.moments import Accumulator
 from themis.measure.runner import LocalMeasurer, Portion, Upcoming
 from themis_lab.zoo import choose_entry, data, load, resnet56
 
-LATENCY = 2e-3
-"""Seconds from the end of a chunk in a worker to its arrival at the driver, beside the time that its bytes take."""
 QUICK = {"tests": 400, "seeds": 64, "workers": "2", "repeats": 1}
 FULL = {"tests": 5000, "seeds": 400, "workers": "1,2,4", "repeats": 3}
 WEIGHED = 20
@@ -58,14 +59,13 @@ AIM = 0.85
 """Of the ideal, for two workers on two cores."""
 BUSY = 2
 """Load per core above which something else was running: four workers on two cores and their driver have less."""
+JUDGE = loop.judge
+"""As Themis judges; campaigns here measure it."""
 PAGE = Path(__file__).parents[1] / "docs" / "scaling-measured.md"
-LINK = 10e9 / 8
-"""Bytes per second between machines of a simulated cluster."""
 LONG = 200_000
 """Tests of a simulated campaign."""
 CLUSTERS = {"resnet56-cifar10": ((8, 16, 64), 320, 32), "resnet50-imagenet": ((8,), 48, 8)}
 """Numbers of workers to simulate, and the tests and seeds of the campaign that shows how long a chunk takes."""
-SIMULATED_AIMS = {("resnet56-cifar10", 16): 0.8, ("resnet56-cifar10", 64): 0.6, ("resnet50-imagenet", 8): 0.8}
 
 
 @dataclass
@@ -80,10 +80,8 @@ class Trace:
     """After a chunk: counting its results and recording its faults."""
     last: int = -1
     ended: float = 0.0
-    rounds: list[int] = field(default_factory=list)
-    """The number of proposals at the end of each round."""
     judging: list[float] = field(default_factory=list)
-    """The seconds after the last chunk of each round, before the next one is proposed."""
+    """Judging each round, which is a part of what lies between proposals."""
     n_bytes: list[int] = field(default_factory=list)
     """The size of what each chunk has left, as a worker would send it."""
 
@@ -102,8 +100,6 @@ class TracingMeasurer(LocalMeasurer):
             following = [portion.tests for portion in islice(upcoming(), 1) if portion.stream == "search"]
             trace.last = int([tests, *following][-1].number[-1])
             trace.between.append(since)
-            if len(trace.rounds) > len(trace.judging):
-                trace.judging.append(since)
             trace.chunks.append([])
         else:
             trace.recording = trace.recording or since
@@ -134,9 +130,6 @@ class Watch(themis.Callback):
         TracingMeasurer.trace.ended = self.driver_cpu
         self.before = {pid: _describe(pid) for pid in _workers()}
         self.ray_cpu = _services_cpu()
-
-    def on_round(self, round: Any) -> None:
-        TracingMeasurer.trace.rounds.append(len(TracingMeasurer.trace.chunks))
 
     def on_end(self, run: Any) -> None:
         self.ended, self.driver_cpu = time.perf_counter(), time.process_time() - self.driver_cpu
@@ -191,17 +184,54 @@ def _describe(pid: int) -> dict[str, float]:
     }
 
 
+def _judge(*values: Any) -> Any:
+    """Judge a round, and note how long that takes."""
+    began = time.process_time()
+    judged = JUDGE(*values)
+    TracingMeasurer.trace.judging.append(time.process_time() - began)
+    return judged
+
+
+def simulate_cluster(n_workers: int, cluster: Cluster) -> float:
+    """The share of the time of all workers in which they run chunks, in a long campaign on a cluster."""
+    ray, spans = VirtualRay(cluster), []
+
+    class Span(themis.Callback):
+        def on_start(self, start: Any) -> None:
+            spans.append((ray.now(), ray.n_chunks))
+
+        def on_end(self, run: Any) -> None:
+            spans.append((ray.now(), ray.n_chunks))
+
+    def judge(*values: Any) -> Any:
+        judged = JUDGE(*values)
+        ray.now(cluster.judging)
+        return judged
+
+    @contextmanager
+    def connected(_: RayExecutor) -> Any:
+        yield ray
+
+    sys.modules["ray"] = ray  # type: ignore[assignment]
+    remote.connected, loop.judge = connected, judge  # type: ignore[assignment, attr-defined]
+    worker_pool.time = SimpleNamespace(monotonic=ray.now)  # type: ignore[attr-defined]
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    layers = (nn.Flatten(), nn.Linear(48, 24), nn.ReLU(), nn.Linear(24, 10))
+    target, inputs = Target(nn.Sequential(*layers), oracle="changed"), torch.rand(1000, 3, 4, 4)
+    stops = {"coverage": None, "plateau": None, "max_tests": LONG}
+    themis.run(target, inputs, "gaussian", **stops, callbacks=[Span()], executor=RayExecutor(workers=n_workers))
+    (began, n_before), (ended, n_after) = spans
+    return (n_after - n_before) * cluster.chunk / n_workers / (ended - began)
+
+
 def run_one(
     n_workers: int, n_tests: int, n_seeds: int, model: str = "resnet56-cifar10", round_size: int | None = None
 ) -> dict[str, Any]:
-    """One campaign in this process; without workers, the local one. model: of the zoo, or small."""
+    """One campaign in this process; without workers, the local one. model: of the zoo."""
     torch.set_num_threads(1)
     inputs: Seeds | torch.Tensor
-    if model == "small":
-        torch.manual_seed(0)
-        layers = (nn.Flatten(), nn.Linear(48, 24), nn.ReLU(), nn.Linear(24, 10))
-        target, inputs = Target(nn.Sequential(*layers), oracle="changed"), torch.rand(n_seeds, 3, 4, 4)
-    elif os.environ.get("THEMIS_DATA") or model != "resnet56-cifar10":
+    if os.environ.get("THEMIS_DATA") or model != "resnet56-cifar10":
         target, inputs = load(model), torch.rand(n_seeds, *choose_entry(model).input_shape)
         if os.environ.get("THEMIS_DATA"):
             inputs = data(model)
@@ -220,7 +250,7 @@ def run_one(
 
         remote.RemoteMeasurer._received = note  # type: ignore[method-assign]
     else:
-        remote.LocalMeasurer = TracingMeasurer  # type: ignore[attr-defined]
+        remote.LocalMeasurer, loop.judge = TracingMeasurer, _judge  # type: ignore[attr-defined]
     began = time.perf_counter()
     run = themis.run(
         target,
@@ -270,37 +300,17 @@ def merge_seconds(n_neurons: int) -> float:
     return min(times)
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """What the parts of a campaign take on a cluster, in seconds."""
-
-    chunk: float
-    reply: float
-    """Sending the answer of a chunk to the driver, whose connection all workers share."""
-    add: float
-    """Sending the sums of a worker to another, and adding them to its own."""
-    judging: float
-
-
-def simulate(trace: dict[str, Any], n_workers: int, merge: float, cluster: Cluster | None = None) -> dict[str, float]:
-    """The seconds of the tests of a campaign, the CPU seconds of all its processes, and the share of the driver's time.
+def simulate(trace: dict[str, Any], n_workers: int, merge: float) -> float:
+    """The seconds of the tests of a campaign.
 
     Every process has a core of its own, and the clean activations that it needs. One that is free takes the next
     chunk that was proposed, else one of the uniform tests that follow. The driver merges chunks in their order, and
-    proposes the next tests once the last one is merged. On a cluster, chunks take as long as those of another
-    model, and at the end of a round pairs of workers add up their sums before the driver judges.
+    proposes the next tests once the last one is merged.
     """
-    if cluster is not None:
-        trace = {
-            **trace,
-            "chunks": [[(cluster.chunk, is_uniform) for _, is_uniform in each] for each in trace["chunks"]],
-        }
-        gathering = (math.ceil(math.log2(n_workers)) + 1) * (cluster.add + LATENCY) + cluster.judging
-    reply, link, ends_of_rounds = 0.0 if cluster is None else cluster.reply, 0.0, set(trace.get("rounds", ()))
     free = [0.0] * n_workers
     proposals = [deque(chunks) for chunks in trace["chunks"]]
     ends: list[list[float]] = [[] for _ in proposals]
-    now = driver = trace["between"][0]
+    now = trace["between"][0]
 
     def run(number: int, since: float) -> None:
         """The worker that is free first runs the next chunk of a proposal, which was made at `since`."""
@@ -312,12 +322,8 @@ def simulate(trace: dict[str, Any], n_workers: int, merge: float, cluster: Clust
         while chunks:
             run(number, now)
         for end in ends[number]:
-            link = max(link, end + LATENCY) + reply
-            now = max(now, link) + merge + trace["recording"]
-        between = (*trace["between"], 0.0)[number + 1]
-        if cluster is not None and number + 1 in ends_of_rounds:
-            between += gathering
-        now, driver = now + between, driver + between + len(ends[number]) * (merge + trace["recording"])
+            now = max(now, end + LATENCY) + merge + trace["recording"]
+        now += (*trace["between"], 0.0)[number + 1]
         for later in range(number + 1, len(proposals)):  # uniform tests are known ahead
             n_ahead = sum(map(len, ends[number + 2 :]))
             while (
@@ -327,8 +333,7 @@ def simulate(trace: dict[str, Any], n_workers: int, merge: float, cluster: Clust
                 n_ahead += 1
             if min(free) >= now:
                 break
-    cpu = sum(seconds for chunks in trace["chunks"] for seconds, _ in chunks) + driver
-    return {"seconds": now, "cpu": cpu, "driver": driver / now}
+    return now
 
 
 def _size(n_bytes: float) -> str:
@@ -352,7 +357,7 @@ def measured(results: dict[str, Any]) -> str:
                 _workers_text(n) if n else "local",
                 f"{row['test_seconds']:.1f} s ({row['repeats'][0]:.1f} to {row['repeats'][-1]:.1f})",
                 f"{_efficiency(results, row):.0%}" if n and not _is_busy(results) else "",
-                "" if predicted is None else f"{local['driver_cpu'] / predicted['seconds'] / n:.0%}",
+                "" if predicted is None else f"{local['driver_cpu'] / predicted / n:.0%}",
                 f"{row['driver_cpu']:.1f} s",
                 " + ".join(f"{cpu:.1f}" for cpu in row["worker_cpu"]) + " s" * bool(n),
                 f"{row['ray_cpu']:.1f} s" if n else "",
@@ -396,38 +401,31 @@ def _remarks(results: dict[str, Any]) -> list[str]:
 
 
 def simulate_clusters() -> dict[str, Any]:
-    """Campaigns of a cluster, from the schedule of a small model's and from the chunks of a large model's."""
+    """Campaigns on clusters, whose chunks and messages are those of large models."""
     results = {}
     for model, (numbers, n_tests, n_seeds) in CLUSTERS.items():
-        large = _run_child(model, n_tests, n_seeds, "--round-size", str(n_tests // 4))
+        large = _run_child(
+            "--one", "0", "--model", model, "--tests", n_tests, "--seeds", n_seeds, "--round-size", n_tests // 4
+        )
         trace, n_neurons, size = large["trace"], large["neurons"], large["chunk"]
         cluster = Cluster(
             chunk=sum(seconds for each in trace["chunks"] for seconds, _ in each) / n_tests * size,
-            reply=float(np.mean(trace["n_bytes"])) / LINK,
-            add=16 * n_neurons / LINK + merge_seconds(n_neurons),
+            reply=float(np.mean(trace["n_bytes"])),
+            sums=16 * n_neurons,
+            add=merge_seconds(n_neurons),
             judging=float(np.median(trace["judging"])),
         )
-        schedule = _run_child("small", LONG, 1000, "--chunk", str(size))["trace"]
-        work = cluster.chunk * sum(map(len, schedule["chunks"]))
-        rows = {n: simulate(schedule, n, 0.0, cluster)["seconds"] for n in numbers}
-        results[model] = {
-            **asdict(cluster),
-            "tests_per_chunk": size,
-            "neurons": n_neurons,
-            "rounds": len(schedule["rounds"]),
-            "seconds": rows,
-            "efficiency": {n: work / n / seconds for n, seconds in rows.items()},
-        }
+        measured = {**asdict(cluster), "tests_per_chunk": size, "neurons": n_neurons}
+        options = ("--cluster", json.dumps(asdict(cluster)), "--chunk", size)
+        results[model] = {**measured, "efficiency": {n: _run_child("--one", n, *options) for n in numbers}}
         print(json.dumps({model: results[model]}), flush=True)
     return results
 
 
-def _run_child(model: str, n_tests: int, n_seeds: int, *options: str) -> dict[str, Any]:
-    """A local campaign in a process of its own."""
-    words = [sys.executable, __file__, "--one", "0", "--tests", str(n_tests), "--seeds", str(n_seeds)]
-    made = subprocess.run([*words, "--model", model, *options], stdout=subprocess.PIPE, text=True, check=True)
-    row: dict[str, Any] = json.loads(made.stdout.splitlines()[-1])
-    return row
+def _run_child(*options: Any) -> Any:
+    """What a campaign in a process of its own returns."""
+    words = [sys.executable, __file__, *map(str, options)]
+    return json.loads(subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()[-1])
 
 
 def _median(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -467,15 +465,18 @@ def main() -> None:
     parser.add_argument("--json", type=str)
     parser.add_argument("--page", type=Path)
     parser.add_argument("--clusters", action="store_true", help="simulate clusters; no Ray is needed")
-    for name, kind in (("one", int), ("model", str), ("chunk", int), ("round-size", int)):
+    for name, kind in (("one", int), ("model", str), ("chunk", int), ("round-size", int), ("cluster", str)):
         parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.page:
         PAGE.write_text(page(PAGE.read_text(), json.loads(arguments.page.read_text())["results"]))
         return
     if arguments.one is not None:
-        TracingMeasurer.weighs = arguments.model not in (None, "small")
-        chunk.CHUNK_MOST = arguments.chunk or chunk.CHUNK_MOST
+        if arguments.cluster:
+            chunk.CHUNK_MOST = arguments.chunk
+            print(simulate_cluster(arguments.one, Cluster(**json.loads(arguments.cluster))))
+            return
+        TracingMeasurer.weighs = arguments.model is not None
         model = arguments.model or "resnet56-cifar10"
         print(json.dumps(run_one(arguments.one, arguments.tests, arguments.seeds, model, arguments.round_size)))
         return
