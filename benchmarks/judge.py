@@ -1,13 +1,11 @@
 """Phase 2: the time to judge neurons with the paper's method and with the judges of this package, in one run.
 
     python benchmarks/judge.py [--no-quick] [--paper-neurons 5] [--skip-large] [--json FILE]
-    python benchmarks/judge.py --device cuda [--json FILE]      # gibbs alone
-    python benchmarks/judge.py --table FILE                     # the table of docs/performance.md, from that file
 
 The paper's method is one PyMC model per neuron: a normal likelihood over all its sensitivities, `pm.sample` with its
 defaults (4 chains of 1,000 draws), and `arviz.summary`. A few neurons are timed after a first one that is not counted
 (compilation), and the time for 1,000 neurons is extrapolated from their median; this needs the extra `bayes`. The
-judges of this package are timed in full. On a CPU, `--quick` is the default: one neuron by the paper's method, and no
+judges of this package are timed in full. `--quick` is the default: one neuron by the paper's method, and no
 large model.
 """
 
@@ -22,7 +20,6 @@ import statistics
 import warnings
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -38,10 +35,6 @@ from themis.runs.environment import describe_environment
 TESTS = 2_000
 NEURONS = 1_000
 LARGE = 532_490  # ResNet-56 on 32x32
-HUGE = 4_919_306  # DenseNet-121 at 224 px
-GPU_BEFORE = {LARGE: 4.4, HUGE: 43.0}
-"""Seconds on a GPU when torch drew and summed the chains, one operation at a time."""
-GPU_AIM = 2.0
 QUICK: dict[str, Any] = {"paper_neurons": 1, "repeats": 2, "skip_large": True}
 FULL: dict[str, Any] = {"paper_neurons": 5, "repeats": 5, "skip_large": False}
 AIMS = {
@@ -89,36 +82,6 @@ def large_moments(n: int = LARGE) -> Moments:
     rng = torch.Generator().manual_seed(0)
     mean = 10 ** torch.empty(n, dtype=torch.float64).uniform_(-5, 1, generator=rng)
     return Moments(torch.tensor(TESTS), mean, mean.square() * TESTS)
-
-
-def measure_on(device: torch.device, repeats: int) -> dict[str, dict[str, Any]]:
-    """Seconds of `gibbs` on a GPU and its peak memory, by number of neurons."""
-    results = {}
-    for n in (LARGE, HUGE):
-        here = large_moments(n)
-        moments = Moments(here.count.to(device), here.mean.to(device), here.m2.to(device))
-
-        def judge(moments: Moments = moments) -> None:
-            JUDGES["gibbs"](moments)
-            torch.cuda.synchronize(device)
-
-        torch.cuda.reset_peak_memory_stats(device)
-        times = seconds(judge, repeats)
-        peak = torch.cuda.max_memory_allocated(device) / 2**30
-        results[str(n)] = {"seconds": times, "before": GPU_BEFORE[n], "peak_gib": round(peak, 2)}
-    return results
-
-
-def table(results: dict[str, dict[str, Any]]) -> str:
-    """The seconds on a GPU as a Markdown table."""
-    lines = ["| neurons | seconds | before | times as fast | peak memory |", "|---|---|---|---|---|"]
-    for n, row in results.items():
-        median, times = statistics.median(row["seconds"]), row["seconds"]
-        lines.append(
-            f"| {int(n):,} | {median:.2f} ({min(times):.2f} to {max(times):.2f}) | {row['before']:.1f} | "
-            f"{row['before'] / median:.0f} | {row['peak_gib']:.1f} GiB |"
-        )
-    return "\n".join(lines)
 
 
 def measure(n_paper: int, repeats: int, skip_large: bool) -> dict[str, Any]:
@@ -181,21 +144,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int)
     parser.add_argument("--skip-large", action="store_true", default=None, help=f"leave out the {LARGE:,} neurons")
     parser.add_argument("--json", help="write the raw results to this file")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--table", type=Path, help="print the table of a JSON file of --device cuda")
-    arguments = parser.parse_args()
-    if arguments.table:
-        print(table(json.loads(arguments.table.read_text())["gibbs"]))
-        return
-    arguments = complete(arguments, QUICK, FULL)
-    if arguments.device != "cpu":
-        device = torch.device(arguments.device)
-        on_device = measure_on(device, arguments.repeats)
-        print(table(on_device))
-        if arguments.json:
-            kept = {"environment": describe_environment(device), "gibbs": on_device, "aim": GPU_AIM}
-            Path(arguments.json).write_text(json.dumps(kept, indent=1) + "\n")
-        return
+    arguments = complete(parser.parse_args(), QUICK, FULL)
     results = measure(arguments.paper_neurons, arguments.repeats, arguments.skip_large)
     show(results, Console())
     if arguments.json:

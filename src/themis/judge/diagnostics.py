@@ -15,8 +15,7 @@ from themis.judge.coverage import Posterior, exact
 from themis.measure.moments import Moments
 
 CHUNK_DRAWS = 2**18
-GPU_CHUNK_DRAWS = 2**23
-"""Draws processed at a time: few enough to stay in the processor's cache, which halves the time; more on a GPU."""
+"""Draws processed at a time: few enough to stay in the processor's cache, which halves the time."""
 
 RESOLUTION = 1e-15
 """Draws closer together than this count as constant (an absolute value, as in ArviZ)."""
@@ -28,8 +27,8 @@ UNCERTAIN_SUM = 1e-5
 def summarise(draws: Tensor) -> Posterior:
     """Mean, sd, ESS, MCSE and R-hat of draws."""
     n_neurons, n_chains, n_draws = draws.shape
-    out = torch.empty(4, n_neurons, dtype=torch.float64, device=draws.device)
-    size = max(1, (CHUNK_DRAWS if draws.device.type == "cpu" else GPU_CHUNK_DRAWS) // (n_chains * n_draws))
+    out = torch.empty(4, n_neurons, dtype=torch.float64)
+    size = max(1, CHUNK_DRAWS // (n_chains * n_draws))
     for start in range(0, n_neurons, size):
         chunk = draws[start : start + size]
         unit, scale = _to_unit(chunk)
@@ -39,34 +38,6 @@ def summarise(draws: Tensor) -> Posterior:
         out[:, start : start + size] = torch.stack((mean, sd, _ess(chunk, unit, scale), rhat(chunk)))
     mean, sd, n_effective, r = out
     return Posterior(mean=mean, sd=sd, ess=n_effective, mcse=sd / n_effective.sqrt(), rhat=r)
-
-
-def summarise_sums(sums: Tensor, products: Tensor, n_draws: int, middle: Tensor | None) -> tuple[Posterior, Tensor]:
-    """Summary of chains of `n_draws` draws, of which only the sums of `kernels_cuda.sum_halves` are known.
-
-    middle: the draws between the halves `[chains, neurons]` if their number is odd. Also returns which neurons need
-    the autocovariance at more lags, bool `[neurons]`: their ESS is not right.
-    """
-    n_halves, half = sums.shape[1], n_draws // 2
-    n_split, n_all = n_halves * half, n_halves // 2 * n_draws
-    sums = sums.double()
-    total, squares = sums[:2].sum(1)
-    if middle is not None:
-        total, squares = total + middle.double().sum(0), squares + middle.double().square().sum(0)
-    mean = total / n_all
-    sd = ((squares - n_all * mean.square()) / (n_all - 1)).sqrt()
-
-    covariance = products[:, :half].sum(0, dtype=torch.float64).T / n_split
-    tau, pairs, _ = _integrate(covariance, (sums[0] / half).var(0), half)
-    n_effective = n_split / tau.clamp(min=1 / log10(n_split))
-    has_more = 2 * pairs.shape[1] < 2 * ((half - 3) // 2) + 2
-    is_unfinished = (pairs > 0).all(1) if has_more else torch.zeros_like(tau, dtype=torch.bool)
-
-    score_mean = sums[2::2] / half
-    within = (sums[3::2] - half * score_mean.square()).sum(1) / (n_halves * (half - 1))
-    between = half * score_mean.var(1)
-    r = ((between / within + half - 1) / half).sqrt().amax(0)
-    return Posterior(mean=mean, sd=sd, ess=n_effective, mcse=sd / n_effective.sqrt(), rhat=r), is_unfinished
 
 
 def ess(draws: Tensor) -> Tensor:
@@ -79,14 +50,14 @@ def rhat(draws: Tensor) -> Tensor:
     split = _split(draws)
     n_neurons, n_chains, _ = split.shape
     if n_chains < 4:
-        return torch.full((n_neurons,), torch.nan, dtype=torch.float64, device=draws.device)
+        return torch.full((n_neurons,), torch.nan, dtype=torch.float64)
     flat = split.reshape(n_neurons, -1) + 0.0  # turns -0.0 into 0.0, which is equal but has other bits
     n_all = flat.shape[1]
     # Normal quantiles (Blom) at ranks 1, 1.5, 2, ..., n; half ranks are those of ties.
-    rank = 1 + torch.arange(2 * n_all - 1, dtype=torch.float64, device=flat.device) / 2
+    rank = 1 + torch.arange(2 * n_all - 1, dtype=torch.float64) / 2
     scores = torch.special.ndtri((rank - 0.375) / (n_all + 0.25)).to(flat)
 
-    label, is_tied = _order(flat, torch.arange(n_all, device=flat.device).expand_as(flat), is_folded=False)
+    label, is_tied = _order(flat, torch.arange(n_all).expand_as(flat), is_folded=False)
     ascending = flat.gather(1, label)
     bulk = _rhat(_score(scores, label, is_tied).view_as(split))
 
@@ -117,7 +88,7 @@ def _ess(draws: Tensor, unit: Tensor, scale: Tensor) -> Tensor:
     result = torch.where(scale.isfinite(), torch.where(is_constant, n_all, result), torch.nan)
 
     if draws.dtype == torch.float32:
-        position = torch.arange(pairs.shape[1], device=draws.device)
+        position = torch.arange(pairs.shape[1])
         is_doubtful = ((pairs.abs() < UNCERTAIN_SUM) & (position <= end)).any(1) & ~is_constant
         doubtful = is_doubtful.nonzero()[:, 0]
         if len(doubtful):
@@ -138,7 +109,7 @@ def _integrate(covariance: Tensor, variance: Tensor, n_draws: int) -> tuple[Tens
     last = min(max(0, (n_draws - 3) // 2), covariance.shape[1] // 2 - 1)
     pairs = rho[:, : 2 * last + 2].reshape(-1, last + 1, 2).sum(2)
     end = (pairs > 0).cumprod(1).sum(1, keepdim=True).clamp(max=last)
-    position = torch.arange(last + 1, device=pairs.device)
+    position = torch.arange(last + 1)
     monotone = pairs.cummin(1).values.masked_fill(position >= end, 0).sum(1)
     after = rho.gather(1, 2 * end)[:, 0]
     is_kept = (after > 0) | (pairs.gather(1, end)[:, 0] >= 0)
@@ -177,11 +148,8 @@ def _order(values: Tensor, labels: Tensor, *, is_folded: bool) -> tuple[Tensor, 
     bits = values.view(torch.int32)
     keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
     keys.mul_(2**n_bits).add_(labels)
-    if keys.device.type == "cpu":
-        # NumPy's sort is vectorised, and its stable sort only merges runs that are already in order.
-        keys.numpy().sort(axis=1, kind="stable" if is_folded else "quicksort")
-    else:
-        keys = keys.sort(1).values
+    # NumPy's sort is vectorised, and its stable sort only merges runs that are already in order.
+    keys.numpy().sort(axis=1, kind="stable" if is_folded else "quicksort")
     labels = keys & (2**n_bits - 1)
     keys >>= n_bits
     return labels, keys[:, 1:] == keys[:, :-1]
@@ -195,12 +163,12 @@ def _score(scores: Tensor, label: Tensor, is_tied: Tensor) -> Tensor:
     if len(link):
         # Neighbouring links belong to one run of equal values: along a run, place minus number is constant.
         place = neuron * n_all + link
-        number = torch.arange(len(place), device=place.device)
+        number = torch.arange(len(place))
         _, length = torch.unique_consecutive(place - number, return_counts=True)
         start = place[length.cumsum(0) - length]
         score = scores[2 * (start % n_all) + length]
         size = length + 1
-        offset = torch.arange(int(size.sum()), device=place.device) - (size.cumsum(0) - size).repeat_interleave(size)
+        offset = torch.arange(int(size.sum())) - (size.cumsum(0) - size).repeat_interleave(size)
         tied = start.repeat_interleave(size) + offset
         scored[tied // n_all, label.view(-1)[tied]] = score.repeat_interleave(size)
     return scored

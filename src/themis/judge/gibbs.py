@@ -13,11 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from themis.compute.gpu import device_of
-from themis.judge import kernels_cuda
 from themis.judge.coverage import PAPER_DRAWS, Posterior
-from themis.judge.diagnostics import CHAINS, join, judge_by_chains, summarise, summarise_sums
-from themis.judge.diagnostics import ess as effective_draws
+from themis.judge.diagnostics import CHAINS, join, judge_by_chains, summarise
 from themis.measure.moments import Moments
 
 STARTS = (0.1, 0.5, 2.0, 10.0)
@@ -26,17 +23,11 @@ STARTS = (0.1, 0.5, 2.0, 10.0)
 WARM_UP_STEPS = 96
 """Steps that are discarded; the influence of the start halves with each step at 4 tests, and falls faster with more."""
 
-CPU_BLOCK = 512
-GPU_BLOCK = 8192
-"""Neurons that are sampled together, by one thread on a CPU; each block has its own random stream."""
+BLOCK = 512
+"""Neurons that are sampled together, by one thread; each block has its own random stream."""
 
 BLOCK_DRAWS = 2**22
-GPU_BLOCK_DRAWS = 2**26
-"""Maximum draws per block: longer chains make smaller blocks, so memory stays at 60 MB per thread, 600 MB on a GPU."""
-
-TILE = 2**16
-TILE_DRAWS = 2**28
-"""Neurons and draws that the kernels process at a time, so memory stays at 1.3 GB; neurons have their own streams."""
+"""Maximum draws per block: longer chains make smaller blocks, so memory stays at 60 MB per thread."""
 
 MOST_THREADS = 4
 """Maximum number of blocks at a time; with more, threads wait for the interpreter longer than they compute."""
@@ -48,51 +39,18 @@ STEPS_PER_DRAW = 32
 def gibbs(moments: Moments, *, draws: int = PAPER_DRAWS, random_seed: int = 0) -> Posterior:
     """Sample four chains per neuron with `draws` draws in total; ESS, MCSE and R-hat as ArviZ defines them.
 
-    On a GPU, R-hat takes the normal scores of draws from the posterior, which is known, instead of from their ranks.
-    The two differ by less than chance does.
+    The chains run on the CPU, also for a model on a GPU, so that the same moments are always judged alike.
     """
 
     def sample(n: Tensor, n_draws: int) -> Posterior:
         def judge(block: int, n: Tensor) -> Posterior:
             state = np.random.SeedSequence((random_seed % 2**64, block)).generate_state(1)
-            return summarise(_chains(n, n_draws, torch.Generator(n.device).manual_seed(int(state[0]))))
+            return summarise(_chains(n, n_draws, torch.Generator().manual_seed(int(state[0]))))
 
-        if kernels_cuda.can_draw(n.device):
-            with device_of(n):
-                return _sample_in_kernels(n, n_draws, random_seed)
-        if n.device.type != "cpu":
-            blocks = torch.split(n, max(1, min(GPU_BLOCK, GPU_BLOCK_DRAWS // draws)))
-            return join([judge(i, block) for i, block in enumerate(blocks)])
-        return join(_map_by_thread(judge, torch.split(n, max(1, min(CPU_BLOCK, BLOCK_DRAWS // draws)))))
+        return join(_map_by_thread(judge, torch.split(n, max(1, min(BLOCK, BLOCK_DRAWS // draws)))))
 
-    return judge_by_chains(moments, draws, sample)
-
-
-def _sample_in_kernels(n: Tensor, n_draws: int, random_seed: int) -> Posterior:
-    """The posterior of `z` of neurons with `n` tests, by the kernels."""
-    size = min(TILE, TILE_DRAWS // (CHAINS * n_draws))
-    size = max(size // kernels_cuda.NEURON_MULTIPLE, 1) * kernels_cuda.NEURON_MULTIPLE
-    state = np.random.SeedSequence(random_seed % 2**64).generate_state(1, np.uint64)
-    seed = torch.tensor([int(state[0]) >> 1], device=n.device)
-    starts = torch.tensor(STARTS, device=n.device)
-    firsts = torch.split(torch.arange(0, len(n), size, device=n.device), 1)
-    parts, unfinished, their_draws = [], [], []
-    for first, tile in zip(firsts, torch.split(n.float(), size), strict=True):
-        counts = torch.nn.functional.pad(tile, (0, -len(tile) % kernels_cuda.NEURON_MULTIPLE), value=100.0)
-        draws = kernels_cuda.draw_chains(counts, starts, seed, first, WARM_UP_STEPS, n_draws)
-        middle = draws[:, n_draws // 2] if n_draws % 2 else None
-        part, is_unfinished = summarise_sums(*kernels_cuda.sum_halves(draws, counts), n_draws, middle)
-        parts.append(Posterior(*(column[: len(tile)] for column in part)))
-        neurons = is_unfinished[: len(tile)].nonzero()[:, 0]
-        if len(neurons):
-            unfinished.append(first + neurons)
-            their_draws.append(draws[..., neurons].permute(2, 0, 1))
-    posterior = join(parts)
-    if unfinished:
-        # Few neurons: their ESS needs the autocovariance at more lags than the kernel computes.
-        ess = posterior.ess.index_copy(0, torch.cat(unfinished), effective_draws(torch.cat(their_draws).contiguous()))
-        posterior = posterior._replace(ess=ess, mcse=posterior.sd / ess.sqrt())
-    return posterior
+    here = Moments(moments.count.cpu(), moments.mean.cpu(), moments.m2.cpu())
+    return Posterior(*(column.to(moments.mean) for column in judge_by_chains(here, draws, sample)))
 
 
 def _map_by_thread(judge: Callable[[int, Tensor], Posterior], blocks: Sequence[Tensor]) -> list[Posterior]:
