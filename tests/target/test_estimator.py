@@ -198,6 +198,7 @@ def test_models_of_tensors_refuse_names_and_estimators_other_columns():
 
 BOOSTED = [
     ("xgboost", "XGBClassifier", "estimator"),
+    ("xgboost", "XGBClassifier", "booster"),
     ("lightgbm", "LGBMClassifier", "estimator"),
     ("lightgbm", "LGBMClassifier", "booster"),
 ]
@@ -213,7 +214,7 @@ def test_boosted_trees_get_their_own_categories(library, classifier, form):
         model = boosted(library, classifier).set_params(**options).fit(frame, numbers)
         accuracy = (model.predict(frame) == numbers).mean()
         if form == "booster":
-            model = model.booster_
+            model = model.get_booster() if library == "xgboost" else model.booster_
         result = run(model, (frame, numbers))
     assert result.start.clean_accuracy == pytest.approx(accuracy)
     assert result.faults[0].replay().is_same
@@ -231,7 +232,7 @@ def test_boosted_trees_are_tested_as_they_are(library, classifier, form):
         model = boosted(library, classifier).fit(X.to_numpy(np.float32), numbers)
         accuracy = (model.predict(X.to_numpy(np.float32)) == numbers).mean()
         if form == "booster":
-            model = model.booster_
+            model = model.get_booster() if library == "xgboost" else model.booster_
         result = run(model, (X, numbers))
     assert result.start.clean_accuracy == pytest.approx(accuracy)
     assert result.faults[0].replay().is_same

@@ -12,8 +12,8 @@ from themis.data.maite import MaiteDatums, has_maite_metadata, maite_classes
 from themis.data.rows import as_array
 from themis.errors import ModelError
 
-SCORE_METHODS = ("predict_proba", "decision_function", "predict")
-"""Methods that give scores, in the order of preference."""
+SCORE_METHODS = ("predict_proba", "decision_function", "inplace_predict", "predict")
+"""Methods that give scores, in the order of preference; the third is that of XGBoost's boosters."""
 
 
 def is_estimator(model: Any) -> bool:
