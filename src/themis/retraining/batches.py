@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -290,20 +290,14 @@ class Batches:
             self.steering.favour(np.repeat(list(reversed(errors)), [n_clean, n_pool]), share)
 
     def epoch(self, number: int) -> Iterator[TrainingBatch]:
-        """The batches of an epoch, the first of which is 1.
-
-        A GPU trains on those that were made at once while the next ones are made, unless these depend on the weights.
-        """
+        """The batches of an epoch, the first of which is 1."""
         first = (number - 1) * self.n
         clean = self._rows(len(self.seeds), self.n_clean, first, FOR_CLEAN)
         stored = self._rows(len(self.split.disturbed), self.n_stored, first, FOR_STORED)
-        ahead = MakingStream(self.device, is_used=not self.is_attack)
         self.steering.fold()
         for k in range(0, self.n, self.n_block):
             n = min(self.n_block, self.n - k)
-            with ahead.making():
-                block = self._block(clean[k : k + n], stored[k : k + n], first + k)
-            ahead.hand_over(values for _, made in block for values in made)
+            block = self._block(clean[k : k + n], stored[k : k + n], first + k)
             for j in range(n):
                 kinds = [made.part(slice(j * size, (j + 1) * size)) for size, made in block]
                 yield TrainingBatch(*(torch.cat(values) for values in zip(*kinds, strict=True)))
@@ -410,35 +404,6 @@ class Batches:
 
     def _on(self, values: Tensor | Floats | Ints) -> Tensor:
         return torch.as_tensor(values, device=self.device)
-
-
-class MakingStream:
-    """On a GPU, the stream on which batches are made while it still trains on earlier ones; elsewhere nothing."""
-
-    def __init__(self, device: torch.device, is_used: bool) -> None:
-        self.device, self.stream, self.trained = device, None, list[Any]()
-        if is_used and device.type == "cuda":
-            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call, unused-ignore]
-
-    @contextmanager
-    def making(self) -> Iterator[None]:
-        """Make batches, after all training steps but those on the batches that were made last."""
-        if self.stream is None:
-            yield
-            return
-        self.trained.append(torch.cuda.current_stream(self.device).record_event())
-        self.stream.wait_event(self.trained[0])
-        self.trained = self.trained[-1:]
-        with torch.cuda.stream(self.stream):
-            yield
-
-    def hand_over(self, tensors: Iterable[Tensor]) -> None:
-        """Let the training steps wait for the batches; their memory is free after the steps."""
-        if self.stream is not None:
-            training = torch.cuda.current_stream(self.device)
-            training.wait_stream(self.stream)
-            for tensor in tensors:
-                tensor.record_stream(training)
 
 
 class Steering:
