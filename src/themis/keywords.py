@@ -197,9 +197,5 @@ class RetrainOptions(RecipeOptions, total=False):
     """Uniform tests per judge seed, the same ones for every model. Default: 8."""
     passes: int | None
     """Passes per campaign on the judge seeds; by default enough for as many tests as the run had."""
-    strengths: bool
-    """Shrink the faults of these campaigns to the smallest strength that breaks each judge seed. Default: False."""
     limit: int | None
     """Maximum number of faults to learn from, spread over seeds and outcomes; by default all."""
-    rounds: int
-    """Maximum number of rounds of retraining and campaign, until the fault rate stops falling. Default: 1."""

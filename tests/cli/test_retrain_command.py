@@ -97,21 +97,11 @@ def test_only_the_layers_named_are_trained(home, capsys):
 
 def test_gates(home, capsys):
     assert main(["retrain", "run", "--out", "gate", *QUICK, "--fail-under", "0.9"]) == 1
-    assert "is below --fail-under, 90.0 points" in capsys.readouterr().out
+    assert "is below --fail-under, 90.00 points" in capsys.readouterr().out
     assert main(["retrain", "run", "--out", "gate", *QUICK, "--fail-under", "-1", "--tolerance", "0.5"]) == 0
     assert main(["retrain", "run", "--out", "gate", *QUICK, "--fail-under", "0.9", "--json"]) in (0, 1)
     printed = capsys.readouterr().out
     assert json.loads(printed[printed.index("{") :])["failed"] is True
-
-
-def test_rounds_can_be_opened_by_other_commands(home, capsys):
-    assert main(["retrain", "run", "--out", "loop", *QUICK, "--rounds", "2"]) == 0
-    assert "Stopped because" in capsys.readouterr().out
-    assert main(["faults", "loop/round-1", "--json"]) == 0
-    fault = json.loads(capsys.readouterr().out)[0]
-    assert main(["replay", "loop/round-1", str(fault["id"])]) == 0
-    assert "1 of 1 reproduced" in capsys.readouterr().out
-    assert main(["retrain", "loop/round-1", "--out", "further", *QUICK, "--quiet"]) == 0
 
 
 def test_other_data_judges_a_run_that_was_not_split(home, capsys):
@@ -135,11 +125,10 @@ def test_several_runs_are_retrained_on_together_and_graded_one_by_one(home, caps
     assert "withstood a campaign" not in printed  # the tables by perturbation are in the file
     kept = json.loads((home / "both/retrain.json").read_text())
     assert [each["name"] for each in kept["outcomes"]] == ["gaussian:0.6", "brightness"]
-    assert set(kept["rounds"][0]["models"][0]["frontier"][0]["by_perturbation"]) == {"gaussian:0.6", "brightness"}
+    assert set(kept["models"][0]["frontier"][0]["by_perturbation"]) == {"gaussian:0.6", "brightness"}
     assert [each["perturbation"] for each in kept["source"]["further"]] == ["brightness"]
     for words, why in (
         (["run", "run"], "runs must differ in their perturbation or magnitude, but 2 of them have gaussian:0.6"),
-        (["run", "light", "--rounds", "2"], "rounds must be 1 for several runs"),
         (["run", "whole"], "--split"),
     ):
         assert main(["retrain", *words, "--out", "refused", *QUICK]) == 2

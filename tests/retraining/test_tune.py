@@ -29,7 +29,6 @@ from themis.retraining.frontier import (
     is_still_rising,
     join_frontiers,
     mean_fall,
-    next_point,
     point_at,
 )
 from themis.retraining.grading import distances, expected_grades, losses
@@ -494,7 +493,6 @@ def test_a_point_is_chosen_by_the_clean_loss_that_is_tolerated():
         0.98,
         1,
     ]
-    assert [next_point(points, share) for share in (0, 0.2, 0.5, 0.7, 1)] == [points[k] for k in (1, 1, 3, 3)] + [None]
 
 
 def test_a_point_between_two_that_were_measured_is_interpolated():

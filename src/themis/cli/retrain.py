@@ -1,13 +1,12 @@
 """Train a copy of a model on disturbances like those that broke it in a run, made anew in every batch, move the weights
 as far as --tolerance allows, and measure the gain on judge seeds, which were neither searched nor trained on: clean and
 disturbed score, old faults that are now answered correctly, and the faults that a new campaign finds. The run must have
-been split (themis run --split 0.5,0.2,0.3), or --judge must name other data. Writes weights.safetensors, retrain.json,
-table.md and figure.png. Ctrl-C keeps every finished step, and the same command with the same --out resumes. Exit code 1
-if --fail-under is given and not reached.
+been split (themis run --split 0.5,0.2,0.3), or --judge must name other data. Writes weights.safetensors, retrain.json
+and table.md. Ctrl-C keeps every finished step, and the same command with the same --out resumes. Exit code 1 if
+--fail-under is given and not reached.
 
 themis retrain runs/first --out runs/better
 themis retrain runs/first --tolerance 0.01 --also rain,gaussian:0.3 --fail-under 0.02
-themis retrain runs/first --rounds 5 --out runs/loop
 themis retrain runs/noise runs/fog --out runs/both
 themis retrain suites/corruptions --out runs/all
 """
@@ -100,7 +99,7 @@ def _report(result: Retrained, out: Path, run: str, arguments: CommandLine) -> i
             text = f"a gain of {points(result.gain)} is below --fail-under, {points(least)}"
             text = "the clean score fell by more than --tolerance" if result.has_failed else text
             console.print(printable(f"Failed: {text}"), style="bold red", highlight=False, markup=False)
-        print_text(f"Results in {out}: weights.safetensors, retrain.json, table.md, figure.png")
+        print_text(f"Results in {out}: weights.safetensors, retrain.json, table.md")
         config = f"--config {quote(str(Path(run) / 'config.yaml'))} --split null --split-by null"
         new = f"--weights {quote(str(out / 'weights.safetensors'))} --data DATA --out {quote(str(out / 'run'))}"
         print_text(f"Test the new model on data that it has not seen: themis run {config} {new}")

@@ -2,44 +2,42 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
-from themis.campaign.api import resume, run
-from themis.errors import MissingExtraError, UsageError, nearest
+from themis.errors import UsageError, nearest
 from themis.experiments import CellEnd, ExperimentFolder, ExperimentPlan, Listener
 from themis.keywords import RetrainOptions
-from themis.perturb import Perturbation, choose_perturbation
+from themis.perturb import Perturbation
 from themis.perturb.perturbation import check_fits, check_gradient
-from themis.retraining.changes import normal_interval
 from themis.retraining.examine import Exam, Reading, examine, read_reading, write_reading
 from themis.retraining.frontier import choose_share, join_frontiers
 from themis.retraining.grading import Loss, name_loss, show_classes, show_numbers
 from themis.retraining.material import Material, join_material, of_faults, without_inputs
 from themis.retraining.recipe import RESUMABLE_OPTIONS, Recipe, RetrainingPlan, task_defaults
-from themis.retraining.result import Retrained, RetrainingOutcome, Stage, draw, markdown, verdict
+from themis.retraining.result import Retrained, RetrainingOutcome, markdown, verdict
 from themis.retraining.source import Given, Source, list_runs, open_sources
 from themis.retraining.tune import Epoch, TrainedModel, tune
 from themis.retraining.weights import choose_parameters
 from themis.runs.environment import describe_environment
-from themis.runs.faults import Faults
 from themis.runs.run import Run
-from themis.runs.store.schema import DATABASE
 from themis.runs.store.tensors import write_weights
 from themis.runs.trust import Trusted
 from themis.suites.result import SuiteRun
 from themis.target.fingerprint import hash_seeds
-from themis.target.ledger import Ledger, allow_trained_seeds, remember
+from themis.target.ledger import Ledger, remember
 from themis.target.target import Target
-from themis.text import counted, percent
+from themis.text import counted
 from themis.version import __version__
 
-RESULT_FILE, TABLE_FILE, FIGURE_FILE = "retrain.json", "table.md", "figure.png"
+RESULT_FILE, TABLE_FILE = "retrain.json", "table.md"
 STEPS_FOLDER, WEIGHTS_FILE = "steps", "weights.safetensors"
+EXAMINATION = "examination", "examined"
+"""A step of this kind, and how its end is reported."""
 
 
 def retrain(
@@ -90,11 +88,6 @@ def retrain_runs(
     recipe, plan, own = read_options(options)
     if not runs:
         raise UsageError("run must be a finished Run or the folder of one, or several of them, got none")
-    if len(runs) > 1 and plan.rounds > 1:
-        raise UsageError(
-            f"rounds must be 1 for several runs, got {plan.rounds} for {len(runs)} runs: retrain on one run, or repeat "
-            "the campaigns yourself"
-        )
     if len(runs) > 1 and given.perturbation is not None:
         raise UsageError("perturbation must be left out for several runs, each of which has its own")
     with closing(ExperimentFolder(out, "retraining")) as folder, open_sources(runs, given) as source:
@@ -106,7 +99,7 @@ def retrain_runs(
         task = (source.oracle, source.parts.search)
         defaults = task_defaults(show_classes(*task), show_numbers(*task))
         folder.begin(ExperimentPlan(_record(retraining), RESUMABLE_OPTIONS, defaults), environment)
-        result = _result(retraining, *run_rounds(retraining), environment)
+        result = _run(retraining, environment)
         _write(folder, result, command)
     return result
 
@@ -152,56 +145,67 @@ def _about(runs: list[dict[str, Any]]) -> dict[str, Any]:
     return {**first, "further": further} if further else first
 
 
-def _result(
-    retraining: Retraining, stages: list[Stage], kept: int, stop: str, environment: dict[str, Any]
-) -> Retrained:
-    source, parts = retraining.source, retraining.source.parts
-    n_trained, stage = len(source.all), stages[kept]
-    sentences, has_failed = verdict(stage.outcomes, retraining.recipe.tolerance, stage.chosen, n_trained)
+def _run(retraining: Retraining, environment: dict[str, Any]) -> Retrained:
+    """Examine the original model, train copies of it, and examine each of them."""
+    source, recipe = retraining.source, retraining.recipe
+    before = retraining.examine_original()
+    models = retraining.train(_material(retraining))
+    after = retraining.examine_trained(models, before)
+    outcomes = tuple(RetrainingOutcome(name, before[name], tuple(after[name])) for name in retraining.cases)
+    chosen = max(range(len(models)), key=lambda k: models[k].held_out)  # no result comes from the seeds held out
+    sentences, has_failed = verdict(outcomes, recipe.tolerance, chosen, len(source.all))
     return Retrained(
         plan=retraining.plan,
-        recipe=retraining.recipe,
+        recipe=recipe,
         perturbation=", ".join(source.perturbations),
-        n_trained=n_trained,
-        stages=tuple(stages),
-        kept=kept,
-        stop=stop,
+        n_trained=len(source.all),
+        models=tuple(models),
+        chosen=chosen,
+        outcomes=outcomes,
         verdict=sentences,
         has_failed=has_failed,
-        seeds={"search": len(parts.search), "train": len(parts.train), "judge": len(parts.judge)},
+        seeds={name: len(seeds) for name, seeds in vars(source.parts).items()},
         weights=retraining.folder.within(WEIGHTS_FILE),
         about=_about([run.about for run in source.all]),
         environment=environment,
     )
 
 
+def _material(retraining: Retraining) -> Material:
+    """What models learn from: the faults of the runs, of which some may have none, and clean seeds."""
+    source, parts = retraining.source, retraining.source.parts
+    given: dict[str, Any] = {"limit": retraining.plan.limit, "clean": parts.train}
+    materials = [
+        of_faults(run.faults, parts.search, run.perturbation, source.target, run=run.folder, **given)
+        if retraining.recipe.counts()[1]
+        else without_inputs(run.faults, parts.search, source.target, **given)
+        for run in [run for run in source.all if len(run.faults)] or [source]
+    ]
+    return replace(join_material(materials), groups=source.groups, loss=retraining.loss)
+
+
 def _write(folder: ExperimentFolder, result: Retrained, command: str | None) -> None:
     if folder.path is None:
         return
-    weights = result.stage.model.weights
+    weights = result.model.weights
     assert weights is not None  # there is a folder
     folder.write_bytes(WEIGHTS_FILE, weights.read_bytes())
     folder.write(RESULT_FILE, {"command": command, **result.summary()})
     folder.write_bytes(TABLE_FILE, f"{markdown(result)}\n".encode())
-    with suppress(MissingExtraError):  # without matplotlib there is no figure, but all the rest
-        folder.write_bytes(FIGURE_FILE, draw(result))
 
 
 @dataclass(frozen=True)
-class WorkUnit:
+class Step:
     """Train a copy of the model, or examine a model under one perturbation."""
 
-    file: str
     title: str
     """What it is about."""
-    seed: int = 0
-    """The copy: an index of random seeds."""
-    name: str = ""
-    """The perturbation of an examination."""
+    file: str
+    run: Callable[[], Any]
+    load: Callable[[str], Any]
+    """Returns the result that is stored in a file; None if there is none."""
+    save: Callable[[str, Any], None]
     group: str = ""
-
-    def __str__(self) -> str:
-        return self.title
 
 
 @dataclass(frozen=True)
@@ -239,127 +243,110 @@ class Retraining:
         choose_parameters(self.source.target.module, self.recipe.layers)
         self.source.ledger.refuse(self.source.parts.judge, "judge")
 
-    def _run(self, words: tuple[str, str], units: Sequence[WorkUnit], run: Any, load: Any, save: Any) -> list[Any]:
-        """The results of units of work, which are called `words`: finished ones are loaded, the others are run."""
-        kind, done = words
-        results = {unit: result for unit in units if (result := load(unit)) is not None}
-        self.listener.on_cells(len(results), len(units), kind)
-        for unit in units:
-            if unit not in results:
-                results[unit] = run(unit)
-                save(unit, results[unit])
-                end = CellEnd(unit, results[unit], f"{unit}: {done}", None, len(results), len(units))
+    def _run(self, kind: str, done: str, steps: Sequence[Step]) -> list[Any]:
+        """The results of steps of a kind: finished ones are loaded, the others are run."""
+        results = {step.file: result for step in steps if (result := step.load(step.file)) is not None}
+        self.listener.on_cells(len(results), len(steps), kind)
+        for step in steps:
+            if step.file not in results:
+                result = results[step.file] = step.run()
+                step.save(step.file, result)
+                end = CellEnd(step, result, f"{step.title}: {done}", None, len(results), len(steps))
                 self.listener.on_cell_end(end)
-        return [results[unit] for unit in units]
+        return [results[step.file] for step in steps]
 
-    def examine(
-        self, units: Sequence[WorkUnit], models: Sequence[tuple[Target, Ledger]], original: dict[str, Reading]
-    ) -> list[Reading]:
-        """Examine models on the judge seeds; `original` is the examination of the original model, if there is one."""
-        plan, settings = self.plan, self.source.settings
-        similarity = (settings.min_ssim, settings.min_vif)
-        exam = Exam(plan.draws, self.passes, settings.random_seed, plan.strengths, *similarity)
-
-        def run(unit: WorkUnit) -> Reading:
-            target, ledger = models[unit.seed]
-            case, before = self.cases[unit.name], original.get(unit.name)
-            return examine(target, self.source.parts.judge, case, exam, ledger=ledger, before=before)
-
-        def load(unit: WorkUnit) -> Reading | None:
-            return read_reading(self.folder, unit.file)
-
-        def save(unit: WorkUnit, reading: Reading) -> None:
-            write_reading(self.folder, unit.file, reading)
-
-        return self._run(("examination", "examined"), units, run, load, save)
+    def _examination(
+        self, title: str, file: str, name: str, target: Target, ledger: Ledger, before: Reading | None = None
+    ) -> Step:
+        """Examine a model on the judge seeds under the perturbation with a name."""
+        settings = self.source.settings
+        exam = Exam(self.plan.draws, self.passes, settings.random_seed, settings.min_ssim, settings.min_vif)
+        judge, case = self.source.parts.judge, self.cases[name]
+        return Step(
+            f"{title} on {name}",
+            f"{file}-{list(self.cases).index(name)}.safetensors",
+            lambda: examine(target, judge, case, exam, ledger=ledger, before=before),
+            partial(read_reading, self.folder),
+            partial(write_reading, self.folder),
+        )
 
     def examine_original(self) -> dict[str, Reading]:
         """Examine the original model, by the name of the perturbation."""
-        units = [
-            WorkUnit(f"{STEPS_FOLDER}/before-{case}.safetensors", f"the original model on {name}", 0, name)
-            for case, name in enumerate(self.cases)
-        ]
-        readings = self.examine(units, [(self.source.target, self.source.ledger)], {})
-        return dict(zip(self.cases, readings, strict=True))
+        title, file = "the original model", f"{STEPS_FOLDER}/before"
+        model = self.source.target, self.source.ledger
+        steps = [self._examination(title, file, name, *model) for name in self.cases]
+        return dict(zip(self.cases, self._run(*EXAMINATION, steps), strict=True))
 
-    def run_round(
-        self, number: int, target: Target, ledger: Ledger, material: Material, original: dict[str, Reading]
-    ) -> Stage:
-        """Train copies of a model, one per random seed, and examine each of them."""
-        models = self.train(number, target, ledger, material)
-        units = [
-            WorkUnit(
-                f"{_folder(number, seed)}/after-{model.share:g}-{case}.safetensors",
-                f"{self.title(number, seed)} on {name}",
-                seed,
-                name,
+    def examine_trained(self, models: Sequence[TrainedModel], before: dict[str, Reading]) -> dict[str, list[Reading]]:
+        """Examine models as the original one was, by the name of the perturbation."""
+        steps = [
+            self._examination(
+                _title(k), f"{_folder(k)}/after-{model.share:g}", name, model.target, model.ledger, before[name]
             )
-            for seed, model in enumerate(models)
-            for case, name in enumerate(self.cases)
+            for k, model in enumerate(models)
+            for name in self.cases
         ]
-        readings = self.examine(units, [(model.target, model.ledger) for model in models], original)
-        outcomes = [
-            RetrainingOutcome(name, original[name], tuple(readings[case :: len(self.cases)]))
-            for case, name in enumerate(self.cases)
-        ]
-        return Stage(number, len(material), tuple(models), tuple(outcomes))
+        readings, n = self._run(*EXAMINATION, steps), len(self.cases)
+        return {name: readings[k::n] for k, name in enumerate(self.cases)}
 
-    def train(self, number: int, target: Target, ledger: Ledger, material: Material) -> list[TrainedModel]:
-        """Train copies of a model, and move them to one point of their mean frontier, which all of them decide."""
+    def train(self, material: Material) -> list[TrainedModel]:
+        """Train copies of the model, and move them to one point of their mean frontier, which all of them decide."""
         recipe = self.recipe
-
-        def train(unit: WorkUnit, on_epoch: Callable[[Epoch], None] | None = None) -> TrainedModel:
-            own = replace(recipe, random_seed=recipe.random_seed + unit.seed)
-            weights = self.folder.within(unit.file)
-            folder = None if weights is None else weights.parent
-            if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True)
-            model = tune(target, material, self.source.perturbations, own, folder=folder, on_epoch=on_epoch)
-            known = ledger.merge(model.ledger)
-            remember(model.target.module, known)
-            return replace(model, ledger=known, weights=weights)
-
-        def run(unit: WorkUnit) -> TrainedModel:
-            title = self.title(number, unit.seed)
-            return train(
-                unit, lambda epoch: self.listener.on_progress(f"{title}, {describe_epoch(epoch, recipe.epochs)}")
+        steps = [
+            Step(
+                _title(k),
+                f"{_folder(k)}/{WEIGHTS_FILE}",
+                partial(self._train, k, material, self._tell(k)),
+                partial(self._load_trained, k, material),
+                self._save_trained,
             )
-
-        def load(unit: WorkUnit) -> TrainedModel | None:
-            weights = self.folder.within(unit.file)
-            return train(unit) if weights is not None and weights.exists() else None  # all of its epochs are stored
-
-        def save(unit: WorkUnit, model: TrainedModel) -> None:
-            if model.weights is not None:
-                metadata = {
-                    "made_by": f"themis {__version__} retrain",
-                    "run": str(self.source.about["run"] or "in memory"),
-                    "round": str(number),
-                    "random_seed": str(model.random_seed),
-                }
-                write_weights(model.weights, model.target.module, model.ledger, metadata)
-
-        units = [
-            WorkUnit(f"{_folder(number, seed)}/{WEIGHTS_FILE}", self.title(number, seed), seed)
-            for seed in range(self.plan.random_seeds)
+            for k in range(self.plan.random_seeds)
         ]
-        models = self._run(("training", "trained"), units, run, load, save)
+        models = self._run("training", "trained", steps)
         share = recipe.share
         if share is None:
             frontier = join_frontiers([model.frontier for model in models])
             share = choose_share(frontier, recipe.tolerance, recipe.confidence)
         models = [model.at(share) for model in models]
-        for unit, model in zip(units, models, strict=True):
-            save(unit, model)
+        for step, model in zip(steps, models, strict=True):
+            step.save(step.file, model)
         return models
 
-    def title(self, number: int, seed: int) -> str:
-        """A copy of the model."""
-        return f"round {number}, random seed {seed}" if self.plan.rounds > 1 else f"random seed {seed}"
+    def _tell(self, k: int) -> Callable[[Epoch], None]:
+        return lambda epoch: self.listener.on_progress(f"{_title(k)}, {describe_epoch(epoch, self.recipe.epochs)}")
+
+    def _train(self, k: int, material: Material, on_epoch: Callable[[Epoch], None] | None = None) -> TrainedModel:
+        source = self.source
+        recipe = replace(self.recipe, random_seed=self.recipe.random_seed + k)
+        weights = self.folder.within(f"{_folder(k)}/{WEIGHTS_FILE}")
+        folder = None if weights is None else weights.parent
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        model = tune(source.target, material, source.perturbations, recipe, folder=folder, on_epoch=on_epoch)
+        ledger = source.ledger.merge(model.ledger)
+        remember(model.target.module, ledger)
+        return replace(model, ledger=ledger, weights=weights)
+
+    def _load_trained(self, k: int, material: Material, file: str) -> TrainedModel | None:
+        weights = self.folder.within(file)
+        return None if weights is None or not weights.exists() else self._train(k, material)  # from its checkpoint
+
+    def _save_trained(self, file: str, model: TrainedModel) -> None:
+        if model.weights is not None:
+            metadata = {
+                "made_by": f"themis {__version__} retrain",
+                "run": str(self.source.about["run"] or "in memory"),
+                "random_seed": str(model.random_seed),
+            }
+            write_weights(model.weights, model.target.module, model.ledger, metadata)
 
 
-def _folder(number: int, seed: int) -> str:
-    return f"{STEPS_FOLDER}/{number}/model-{seed}"
+def _folder(k: int) -> str:
+    return f"{STEPS_FOLDER}/1/model-{k}"
+
+
+def _title(k: int) -> str:
+    return f"random seed {k}"
 
 
 def describe_epoch(epoch: Epoch, n_epochs: int) -> str:
@@ -371,98 +358,3 @@ def describe_epoch(epoch: Epoch, n_epochs: int) -> str:
     seconds = n_left * epoch.seconds
     time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
     return f"{text}, at most {time} left for {counted(n_left, 'epoch')}"
-
-
-def run_rounds(retraining: Retraining) -> tuple[list[Stage], int, str]:
-    """All rounds, the index of the one that is kept, and why they ended."""
-    source, plan, parts = retraining.source, retraining.plan, retraining.source.parts
-
-    def collect(run: Source, faults: Faults, target: Target) -> Material:
-        given: dict[str, Any] = {"limit": plan.limit, "clean": parts.train}
-        if not retraining.recipe.counts()[1]:
-            return without_inputs(faults, parts.search, target, **given)
-        folder = run.folder if faults is run.faults else None
-        return of_faults(faults, parts.search, run.perturbation, target, run=folder, **given)
-
-    with_faults = [run for run in source.all if len(run.faults)] or [source]  # of several, some may have none
-    materials = [collect(run, run.faults, source.target) for run in with_faults]
-    material = replace(join_material(materials), groups=source.groups, loss=retraining.loss)
-    original = retraining.examine_original()
-    target, ledger, before = source.target, source.ledger, original[source.name]
-    stages: list[Stage] = []
-    for number in range(1, plan.rounds + 1):
-        stage = retraining.run_round(number, target, ledger, material, original)
-        if plan.rounds == 1:
-            return [stage], 0, ""
-        after = stage.outcomes[0].after[stage.chosen]
-        fall = normal_interval(after.disturbed - before.disturbed)
-        rate_before, rate_after = (percent(1 - reading.disturbed_score, 2) for reading in (before, after))
-        rates = f"{rate_before} before round {number}, {rate_after} after it"
-        stage, faults = _follow_up(retraining, stage)
-        stages.append(stage)
-        retraining.listener.on_note(f"round {number}: fault rate on judge seeds {rates}")
-        if fall is None or fall.low <= 0:
-            has_risen = after.disturbed_score > before.disturbed_score
-            kept = number - 1 if has_risen or number == 1 else number - 2
-            return stages, kept, f"Stopped because the fault rate on judge seeds stopped falling: {rates}."
-        if not len(faults):
-            return stages, number - 1, f"Stopped because the campaign of round {number} found no fault to learn from."
-        if number < plan.rounds:
-            model = stage.model
-            found = collect(source, faults, model.target)
-            material = join_material([material, found])
-            target, ledger, before = model.target, model.ledger, after
-    stop = f"Stopped because all {plan.rounds} rounds are done; the fault rate was still falling."
-    return stages, len(stages) - 1, stop
-
-
-def _follow_up(retraining: Retraining, stage: Stage) -> tuple[Stage, Faults]:
-    """The campaign that follows a round, in its own run folder."""
-    out = retraining.folder.within(f"round-{stage.number}")
-    retraining.listener.on_note(f"round {stage.number}: running a campaign on the retrained model")
-    faults = run_campaign(retraining.source, stage.model, stage.number, out)
-    campaign = {
-        "folder": None if out is None else str(out),
-        "faults": len(faults),
-        "distinct_faults": len(faults.distinct()),
-    }
-    return replace(stage, campaign=campaign), faults
-
-
-def run_campaign(source: Source, model: TrainedModel, number: int, out: Path | None) -> Faults:
-    """The faults of a campaign like the run's on a retrained model and the search seeds, with other random tests."""
-    origin = source.origin
-    if origin is not None and model.weights is not None:
-        origin = replace(origin, weights=os.path.abspath(model.weights))
-    inputs: dict[str, Any] = {"origin": origin}
-    if source.settings.criterion is not None and origin is not None:
-        inputs["train"] = origin.read_train()
-    if origin is not None and origin.rivals:
-        inputs["rivals"] = origin.read_rivals()
-    with allow_trained_seeds():
-        name = _perturbation_name(source)
-        if out is not None and (out / DATABASE).is_file():
-            perturbation = source.perturbation if name is None else None
-            result = resume(out, model.target, source.data, perturbation=perturbation, **inputs)
-        else:
-            options = {field.name: getattr(source.settings, field.name) for field in fields(source.settings)}
-            options["random_seed"] += number
-            if name is None:  # the range of its theta already has the magnitude
-                options["magnitude"] = None
-            result = run(model.target, source.data, name or source.perturbation, out=out, **inputs, **options)
-    if result.stop_reason == "user":
-        raise KeyboardInterrupt
-    return result.faults
-
-
-def _perturbation_name(source: Source) -> str | None:
-    """The name from which another process can make the run's perturbation; None if there is none."""
-    own = source.perturbation
-    try:
-        permission = None if source.origin is None else source.origin.permission
-        imports = permission is None or permission.is_granted
-        with nullcontext() if source.origin is None else source.origin.in_folder():
-            named = choose_perturbation(own.name, source.settings.magnitude, imports=imports)
-    except UsageError:
-        return None
-    return own.name if (named.theta, named.code) == (own.theta, own.code) else None

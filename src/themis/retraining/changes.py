@@ -25,7 +25,7 @@ MIN_OLD_FAULTS = 10
 """With fewer old faults than this there is no verdict on where they went."""
 
 
-MEANS = ("clean", "disturbed", "clean_error", "disturbed_error", "held", "strength")
+MEANS = ("clean", "disturbed", "clean_error", "disturbed_error", "held")
 """Columns of a `Reading` whose means are compared."""
 SUMS = {"distinct_faults": "distinct", "failing_seeds": "failing"}
 """What is a sum of a column."""
@@ -72,8 +72,6 @@ class Changes:
     n_old: int
     mended: tuple[float, float, float] | None
     """The share of old faults that are now answered correctly: mean, least and most."""
-    strength: Shift | None
-    """The smallest strength that breaks a seed, which is the area under the robustness curve; None if not measured."""
     verdict: str
     """`mended`, `moved` (there are as many faults elsewhere), `kept`, or empty if it is unknown."""
     words: str

@@ -23,7 +23,6 @@ from themis.perturb import Perturbation
 from themis.reading import check_form, parse_json, record
 from themis.retraining.grading import calculator, errors, grade
 from themis.retraining.material import rows_of
-from themis.runs.analysis.shrink import robustness
 from themis.runs.run import Run
 from themis.runs.store.tensors import content_of, deserialize, read_header, read_tensor_file
 from themis.search.policy import Space
@@ -69,8 +68,6 @@ class Reading:
     """This model's own faults, to be tested on the next one."""
     mended: Column | None = field(repr=False)
     """The grade of each old fault's input now, `[faults]`; None for the first model."""
-    strength: Column | None = field(default=None, repr=False)
-    """The smallest strength found that breaks each seed: 0 if it is answered incorrectly when clean, 1 if none does."""
 
     @property
     def clean_score(self) -> float:
@@ -93,7 +90,7 @@ class Reading:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
-        names = ("clean", "disturbed", "clean_error", "disturbed_error", "held", "strength", "mended")
+        names = ("clean", "disturbed", "clean_error", "disturbed_error", "held", "mended")
         columns = {name: getattr(self, name) for name in names}
         counts = {"distinct_faults": self.distinct, "failing_seeds": self.failing}
         return {
@@ -117,8 +114,6 @@ class Exam:
     passes: int = 5_000
     """The budget of a campaign with policy scheduled, including the clean passes; 0 for no campaign."""
     random_seed: int = 0
-    strengths: bool = False
-    """Whether to shrink the campaign's faults to the smallest strength that breaks each seed."""
     min_ssim: float | None = None
     """That of the campaign, like `min_vif`."""
     min_vif: float | None = None
@@ -146,7 +141,7 @@ def examine(
         clean_error = errors(bench.clean.oracle, bench.clean.outputs, bench.clean.labels)
         disturbed, disturbed_error = _disturbed(bench, judge, exam.draws, exam.random_seed)
         mended = None if before is None or before.old is None else _grade_old(bench, before.old)
-    passes, distinct, old, strength = None, None, None, None
+    passes, distinct, old = None, None, None
     if exam.passes:
         result = run(
             target,
@@ -170,10 +165,6 @@ def examine(
             np.add.at(distinct, rows_of(pairs[:, 0], judge), 1.0)
         with target.opened():
             old = _old_faults(bench, judge, result)
-        if exam.strengths:  # a seed that withstands all counts as its clean grade
-            shrunk, strength = robustness(result).shrunk, _column(clean)
-            rows = rows_of(np.array([fault.seed_id for fault in shrunk], dtype=np.int64), judge)
-            strength[rows] = [fault.weakest for fault in shrunk]
     return Reading(
         perturbation.name,
         exam.random_seed,
@@ -187,7 +178,6 @@ def examine(
         distinct,
         old,
         _column(mended),
-        strength,
     )
 
 
@@ -284,6 +274,8 @@ def read_reading(folder: ExperimentFolder, name: str) -> Reading | None:
         values = check_form(parse_json(read_header(content).get(VALUES_KEY, ""), has_nan=True), record({}))
         if len({column.shape for key, column in columns.items() if key != "mended"}) != 1:
             raise ValueError("its columns have different lengths")
+        for kept in (values, columns):
+            kept.pop("strength", None)  # which earlier versions measured
         stored = {**values, **arrays}
         old = {key.removeprefix(OLD): value for key, value in stored.items() if key.startswith(OLD)}
         own = {key: value for key, value in values.items() if not key.startswith(OLD)}

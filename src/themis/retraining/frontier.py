@@ -131,12 +131,6 @@ def join_frontiers(frontiers: Sequence[Sequence[FrontierPoint]]) -> tuple[Fronti
     return tuple(joined)
 
 
-def next_point(points: Sequence[FrontierPoint], chosen: float) -> FrontierPoint | None:
-    """The next point that was measured and gains more than the chosen share; None if there is none."""
-    least = point_at(points, chosen).disturbed + ROUNDING_ERROR
-    return next((point for point in points if point.share > chosen and point.disturbed > least), None)
-
-
 def is_still_rising(points: Sequence[FrontierPoint]) -> bool:
     """Whether the disturbed score rises at the end at least half as fast as on the whole way: more training may pay."""
     first, *_, before, last = points

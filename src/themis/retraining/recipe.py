@@ -170,8 +170,8 @@ class Recipe:
         return self.peak_rate * (fall if self.schedule == "cosine" else 1)
 
 
-RESUMABLE_OPTIONS = (*FRONTIER_OPTIONS, "rounds")
-"""Options that may differ when a retraining is resumed: they change no finished training."""
+RESUMABLE_OPTIONS = (*FRONTIER_OPTIONS, "rounds", "strengths")
+"""Options that may differ when a retraining is resumed: they change no finished training. The last two are obsolete."""
 
 
 @dataclass(frozen=True)
@@ -186,16 +186,12 @@ class RetrainingPlan:
     passes: int | None = option(
         None, "passes per campaign on the judge seeds; by default enough for as many tests as the run had"
     )
-    strengths: bool = option(
-        False, "shrink the faults of these campaigns to the smallest strength that breaks each judge seed"
-    )
     limit: int | None = option(
         None, "maximum number of faults to learn from, spread over seeds and outcomes; by default all"
     )
-    rounds: int = option(1, "maximum number of rounds of retraining and campaign, until the fault rate stops falling")
 
     def __post_init__(self) -> None:
-        for name in ("random_seeds", "draws", "rounds", "passes", "limit"):
+        for name in ("random_seeds", "draws", "passes", "limit"):
             value = getattr(self, name)
             if value is not None or name not in ("passes", "limit"):
                 check_count(name, value)
