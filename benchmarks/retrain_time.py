@@ -52,12 +52,12 @@ def measure(model: str, device: str, share: float, autocast: bool) -> dict[str, 
         run, target=loaded.target, data=search, train=train, judge=judge, listener=clock, **EXAMINED, **options
     )
     seconds = {"all": round(perf_counter() - start, 2), **clock.seconds}
-    change, stage = result.outcomes[0].change, result.stage
-    epochs = [round(epoch.seconds, 3) for epoch in stage.models[0].history]
+    change = result.outcomes[0].change
+    epochs = [round(epoch.seconds, 3) for epoch in result.models[0].history]
     shifts = {
         name: (shift.before, shift.after) for name, shift in vars(change).items() if name in ("clean", "disturbed")
     }
-    return {"options": options, "seconds": seconds, "epochs": epochs, "share": stage.model.share, **shifts}
+    return {"options": options, "seconds": seconds, "epochs": epochs, "share": result.model.share, **shifts}
 
 
 def main() -> None:

@@ -29,4 +29,4 @@ print(run.stop)
 result = themis.retrain(run, data=data, random_seeds=3, batches=200, also=["rotate"])
 for sentence in result.verdict:
     print(sentence)
-print(f"The returned model was trained with random seed {result.stage.model.random_seed}.")
+print(f"The returned model was trained with random seed {result.model.random_seed}.")
