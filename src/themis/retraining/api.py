@@ -7,7 +7,7 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 from themis.errors import UsageError, nearest
 from themis.experiments import CellEnd, ExperimentFolder, ExperimentPlan, Listener
@@ -194,17 +194,15 @@ def _write(folder: ExperimentFolder, result: Retrained, command: str | None) -> 
     folder.write_bytes(TABLE_FILE, f"{markdown(result)}\n".encode())
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """Train a copy of the model, or examine a model under one perturbation."""
 
     title: str
     """What it is about."""
     file: str
-    run: Callable[[], Any]
-    load: Callable[[str], Any]
-    """Returns the result that is stored in a file; None if there is none."""
-    save: Callable[[str, Any], None]
+    """Where the result is stored."""
+    run: Callable[[str], Any]
+    """Returns the result, given the file: what is stored there, or else it is made and stored."""
     group: str = ""
 
 
@@ -244,16 +242,21 @@ class Retraining:
         self.source.ledger.refuse(self.source.parts.judge, "judge")
 
     def _run(self, kind: str, done: str, steps: Sequence[Step]) -> list[Any]:
-        """The results of steps of a kind: finished ones are loaded, the others are run."""
-        results = {step.file: result for step in steps if (result := step.load(step.file)) is not None}
-        self.listener.on_cells(len(results), len(steps), kind)
+        """The results of steps of a kind, which are reported unless they were finished before."""
+        finished = {step.file for step in steps if self._is_stored(step.file)}
+        self.listener.on_cells(len(finished), len(steps), kind)
+        results = []
         for step in steps:
-            if step.file not in results:
-                result = results[step.file] = step.run()
-                step.save(step.file, result)
-                end = CellEnd(step, result, f"{step.title}: {done}", None, len(results), len(steps))
+            results.append(step.run(step.file))
+            if step.file not in finished:
+                finished.add(step.file)
+                end = CellEnd(step, results[-1], f"{step.title}: {done}", None, len(finished), len(steps))
                 self.listener.on_cell_end(end)
-        return [results[step.file] for step in steps]
+        return results
+
+    def _is_stored(self, file: str) -> bool:
+        path = self.folder.within(file)
+        return path is not None and path.exists()
 
     def _examination(
         self, title: str, file: str, name: str, target: Target, ledger: Ledger, before: Reading | None = None
@@ -261,14 +264,15 @@ class Retraining:
         """Examine a model on the judge seeds under the perturbation with a name."""
         settings = self.source.settings
         exam = Exam(self.plan.draws, self.passes, settings.random_seed, settings.min_ssim, settings.min_vif)
-        judge, case = self.source.parts.judge, self.cases[name]
-        return Step(
-            f"{title} on {name}",
-            f"{file}-{list(self.cases).index(name)}.safetensors",
-            lambda: examine(target, judge, case, exam, ledger=ledger, before=before),
-            partial(read_reading, self.folder),
-            partial(write_reading, self.folder),
-        )
+
+        def run(file: str) -> Reading:
+            reading = read_reading(self.folder, file)
+            if reading is None:
+                reading = examine(target, self.source.parts.judge, self.cases[name], exam, ledger=ledger, before=before)
+                write_reading(self.folder, file, reading)
+            return reading
+
+        return Step(f"{title} on {name}", f"{file}-{list(self.cases).index(name)}.safetensors", run)
 
     def examine_original(self) -> dict[str, Reading]:
         """Examine the original model, by the name of the perturbation."""
@@ -293,13 +297,7 @@ class Retraining:
         """Train copies of the model, and move them to one point of their mean frontier, which all of them decide."""
         recipe = self.recipe
         steps = [
-            Step(
-                _title(k),
-                f"{_folder(k)}/{WEIGHTS_FILE}",
-                partial(self._train, k, material, self._tell(k)),
-                partial(self._load_trained, k, material),
-                self._save_trained,
-            )
+            Step(_title(k), f"{_folder(k)}/{WEIGHTS_FILE}", partial(self._train, k, material))
             for k in range(self.plan.random_seeds)
         ]
         models = self._run("training", "trained", steps)
@@ -308,30 +306,30 @@ class Retraining:
             frontier = join_frontiers([model.frontier for model in models])
             share = choose_share(frontier, recipe.tolerance, recipe.confidence)
         models = [model.at(share) for model in models]
-        for step, model in zip(steps, models, strict=True):
-            step.save(step.file, model)
+        for model in models:
+            self._save(model)
         return models
 
-    def _tell(self, k: int) -> Callable[[Epoch], None]:
-        return lambda epoch: self.listener.on_progress(f"{_title(k)}, {describe_epoch(epoch, self.recipe.epochs)}")
-
-    def _train(self, k: int, material: Material, on_epoch: Callable[[Epoch], None] | None = None) -> TrainedModel:
-        source = self.source
+    def _train(self, k: int, material: Material, file: str) -> TrainedModel:
+        """Train a copy; one that is finished is loaded from its checkpoint."""
+        source, weights = self.source, self.folder.within(file)
         recipe = replace(self.recipe, random_seed=self.recipe.random_seed + k)
-        weights = self.folder.within(f"{_folder(k)}/{WEIGHTS_FILE}")
         folder = None if weights is None else weights.parent
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-        model = tune(source.target, material, source.perturbations, recipe, folder=folder, on_epoch=on_epoch)
+
+        def on_epoch(epoch: Epoch) -> None:
+            self.listener.on_progress(f"{_title(k)}, {describe_epoch(epoch, recipe.epochs)}")
+
+        tell = None if self._is_stored(file) else on_epoch
+        model = tune(source.target, material, source.perturbations, recipe, folder=folder, on_epoch=tell)
         ledger = source.ledger.merge(model.ledger)
         remember(model.target.module, ledger)
-        return replace(model, ledger=ledger, weights=weights)
+        model = replace(model, ledger=ledger, weights=weights)
+        self._save(model)
+        return model
 
-    def _load_trained(self, k: int, material: Material, file: str) -> TrainedModel | None:
-        weights = self.folder.within(file)
-        return None if weights is None or not weights.exists() else self._train(k, material)  # from its checkpoint
-
-    def _save_trained(self, file: str, model: TrainedModel) -> None:
+    def _save(self, model: TrainedModel) -> None:
         if model.weights is not None:
             metadata = {
                 "made_by": f"themis {__version__} retrain",
