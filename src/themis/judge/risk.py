@@ -300,7 +300,7 @@ def _quantiles(mixtures: _Mixture, share: float) -> Floats:
         last, of_last, limit, of_limit = limit.copy(), of_limit.copy(), limit.copy(), of_limit.copy()
         limit[at] = following[at]
         of_limit[at] = excess(limit, at)
-    return limit
+    return np.asarray(limit)
 
 
 _PRECISION, _MOST_STEPS = 1e-9, 100
@@ -309,7 +309,7 @@ _FREQUENCIES = np.split(np.exp(np.arange(-8, 20, _FREQUENCY_STEP)), (100, 180))
 """Most samples need those of the first block only."""
 _BEFORE = float(_FREQUENCIES[0][0] / np.expm1(_FREQUENCY_STEP))
 """The sum of the frequencies below the first one, where the integrand is proportional to them."""
-AT_ONCE = 1 << 12
+AT_ONCE = 1 << 10
 """Points of the mixtures that are looked at together: their intermediate results fit into a cache."""
 
 
@@ -329,7 +329,8 @@ def _chance_under(limit: Floats, mixtures: _Mixture) -> Floats:
         if modulus[:, -1].max() < _NEGLIGIBLE:  # it falls with the frequency
             break
     # Far beyond either limit by Cantelli's inequality, the integrand would swing too fast.
-    return np.where(np.abs(mean) > 8 * sd, mean < 0, 0.5 - total * _FREQUENCY_STEP / np.pi)
+    chance = 0.5 - total * _FREQUENCY_STEP / np.pi
+    return np.asarray(np.where(np.abs(mean) > 8 * sd, mean < 0, chance))
 
 
 def _binomial_limit(successes: float, trials: float) -> float:
