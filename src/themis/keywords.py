@@ -121,6 +121,9 @@ class SuiteKeywords(CampaignOptions, total=False):
     """Share of the tests divided among all members by weight; the rest is adaptive. Default: 0.5."""
     level_seeds: int | None
     """Seeds that are graded at each level, a random sample; None grades all. Default: 1000."""
+    decide: str | None
+    """A claim to decide at 95% on as few graded seeds as it takes, instead of running campaigns: mean_error<=0.3, or
+    mce<=0.8 with a baseline; exit code 0, 1 or 4 (undecided)."""
 
 
 class ResumeOptions(StopOptions, BudgetOptions, total=False):

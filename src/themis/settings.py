@@ -40,7 +40,7 @@ def _check_groups(groups: object) -> str:
 
 HOLDS, FAILS, UNDECIDED = VERDICTS = "holds", "does not hold", "undecided"
 """The verdicts on a claim."""
-_CLAIM = re.compile(r"(fault_rate<=|recall>=)(\d*\.?\d+(?:e-?\d+)?)")
+_CLAIM = re.compile(r"((?:fault_rate|mean_error|mce)<=|recall>=)(\d*\.?\d+(?:e-?\d+)?)")
 
 
 def read_claim(claim: object) -> tuple[str, float]:
@@ -200,7 +200,8 @@ class Settings:
             figure, limit = read_claim(self.decide)
             rules["decide"] = (
                 figure in ("fault_rate", "recall") and 0 < limit < 1,
-                "be fault_rate<=X or recall>=X with X between 0 and 1, such as fault_rate<=0.02",
+                "be fault_rate<=X or recall>=X with X between 0 and 1, such as fault_rate<=0.02; suites decide mce and "
+                "mean_error",
             )
             rules["uniform_share"] = (0 < self.uniform_share <= 1, "lie above 0 and up to 1 with decide")
             rules["preset"] = (self.preset is None, "be left out with decide, which needs a uniform stream")

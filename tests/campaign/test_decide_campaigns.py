@@ -156,7 +156,7 @@ def test_what_cannot_be_decided_is_refused(options, message):
 
 
 def test_a_suite_decides_no_fault_rate(tmp_path):
-    with pytest.raises(UsageError, match="a suite does not take decide: decide a claim under one perturbation"):
+    with pytest.raises(UsageError, match="decide must be mce<=X or mean_error<=X"):
         themis.run_suite(Target(Mean()), torch.rand(5, 4), [SHIFT], out=tmp_path / "suite", decide="fault_rate<=0.02")
 
 

@@ -99,6 +99,8 @@ def test_other_pictures_than_those_that_were_corrupted_are_refused(tmp_path):
         themis.run_suite(Brightest(), (inputs[:7], labels[:7]), source, out=tmp_path / "few")
     with pytest.raises(DataError, match="must have the labels of the clean pictures"):
         themis.run_suite(Brightest(), (inputs.flip(0), labels.flip(0)), source, out=tmp_path / "turned")
+    with pytest.raises(UsageError, match="decide must be left out for published files"):
+        themis.run_suite(Brightest(), (inputs, labels), source, out=tmp_path / "claim", decide="mean_error<=0.5")
     with pytest.raises(DataError, match="must hold corruptions such as gaussian_noise"):
         themis.run_suite(Brightest(), (inputs, labels), f"cifar10c:{tmp_path}", out=tmp_path / "none")
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import warnings
 from contextlib import closing
 
@@ -212,16 +211,6 @@ def test_a_suite_whose_time_is_over_can_be_resumed(suite, tmp_path):
     resumed = themis.resume_suite(tmp_path / "s", net, data)
     assert (resumed.state, resumed.tests) == ("ended", 600)
     assert_same_faults(resumed["fog"], suite["fog"])
-
-
-def test_a_suite_with_options_that_are_not_known_any_more_can_be_resumed(suite, tmp_path):
-    shutil.copytree(suite.path, tmp_path / "s")
-    record = json.loads((tmp_path / "s/suite.json").read_text())
-    record["options"]["decide"] = record["decision"] = None
-    (tmp_path / "s/suite.json").write_text(json.dumps(record))
-    net = classifier()
-    more = themis.resume_suite(tmp_path / "s", net, pictures(net), max_tests=620)
-    assert (more.state, more.tests) == ("ended", 620)
 
 
 def test_a_suite_is_compared_with_suites_only(suite):

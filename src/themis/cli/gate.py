@@ -169,7 +169,11 @@ def is_requested(arguments: CommandLine, gates: Gates) -> bool:
 
 
 def _has_claim(path: str) -> bool:
-    """Whether a campaign was to decide a claim, which is then a gate."""
+    """Whether a campaign or a suite was to decide a claim, which is then a gate."""
+    if is_suite(path):
+        from themis.suites.result import SuiteRun
+
+        return SuiteRun(path).decision is not None
     with closing(Reader(path, is_brief=True)) as run:
         return run.record["settings"].get("decide") is not None
 

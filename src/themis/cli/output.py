@@ -98,14 +98,14 @@ def finish(
     from themis.suites.result import SuiteRun
 
     if isinstance(result, SuiteRun):
-        is_interrupted, errors, decision = result.state == "interrupted", read_errors(result, arguments), None
+        is_interrupted, errors = result.state == "interrupted", read_errors(result, arguments)
     else:
-        is_interrupted, errors, decision = result.stop_reason == "user", None, result.decision
+        is_interrupted, errors = result.stop_reason == "user", None
     before = None if out is None else Path(out) / "report.html"
     page = str(before) if before is not None and before.is_file() else None  # of before the run was resumed
     results = None
     try:
-        if gates is not None and not is_interrupted and (is_requested(arguments, gates) or decision):
+        if gates is not None and not is_interrupted and (is_requested(arguments, gates) or result.decision):
             results = check(result, gates, arguments, folder=out, errors=errors)
     finally:  # the page needs no gates
         if out is not None and not arguments.no_report and (writes_report or (gates and page)):

@@ -34,7 +34,7 @@ from themis.text import counted, print_text
 if TYPE_CHECKING:
     from themis.suites.api import SuiteListener
 
-NOT_OF_A_SUITE = {*OF_THE_SUITE, "max_tests", "max_seconds", "preset"}
+NOT_OF_A_SUITE = {*OF_THE_SUITE, "max_tests", "max_seconds", "preset", "decide"}
 
 
 def add_arguments(parser: Parser) -> None:
@@ -105,6 +105,7 @@ def execute(arguments: CommandLine) -> int:
             source,
             out=Path(out).absolute(),
             metadata=arguments.metadata,
+            baseline=arguments.mce_baseline if (suite_options.decide or "").startswith("mce") else None,
             origin=origin,
             listener=listener,
             executor=executor,

@@ -14,6 +14,7 @@ from themis.report.page import REPORT, ShellCommand, read_inputs, render_page, w
 from themis.runs.fault import name_answer, name_outcome
 from themis.runs.store.files import REPLACE_REMEDY, check_free, json_safe, write_fresh
 from themis.runs.store.reader import Reader
+from themis.settings import FAILS
 from themis.suites import result
 from themis.suites.definition import suite_title
 from themis.text import counted, percent
@@ -107,7 +108,10 @@ def _verdict(suite: result.SuiteRun, limit: float | None) -> tuple[str, str]:
     rates = {row.name: row.fault_rate for row in suite.rows if row.fault_rate is not None}
     most, n = result.most_fragile(suite), counted(len(rates), "perturbation")
     if suite.is_only_graded:
-        return "", str(most)
+        claim, tone = "", ""
+        if suite.decision is not None:
+            claim, tone = f"{suite.decision.clause}. ", "broken" * (suite.decision.verdict == FAILS)
+        return tone, f"{claim}{most}"
     if most is None:
         return "", "No fault rate of this suite is known yet."
     if limit is not None:

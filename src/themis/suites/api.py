@@ -36,14 +36,14 @@ from themis.runs.store.schema import DATABASE
 from themis.runs.trust import Trusted, permit
 from themis.search import choose_policy
 from themis.search.boundary import Boundary
-from themis.settings import Settings
+from themis.settings import UNDECIDED, Settings
 from themis.suites.budget import OPEN_REASONS, BudgetStep, MemberProgress, fixed_steps, next_step
 from themis.suites.definition import MEMBER_KEYS, SuiteDefinition, SuiteMember, choose_suite, read_suite
 from themis.suites.folder import RESERVED, SuiteFolder, new_record, read_record, signed
 from themis.suites.grades import LevelGrade, grade_clean, grade_member, graded_rows, plain_grade
 from themis.suites.options import TESTS_PER_MEMBER, SuiteOptions, read_options
 from themis.suites.published import grade_published, is_published
-from themis.suites.result import SuiteRun
+from themis.suites.result import Baseline, SuiteDecision, SuiteRun, decide_suite, looks
 from themis.target.against import Against
 from themis.target.alignment import align_seeds
 from themis.target.blackbox import as_target
@@ -77,6 +77,7 @@ class SuitePlan:
     suite: SuiteDefinition
     options: SuiteOptions
     settings: Settings
+    baseline: Baseline | None = None
     executor: RayExecutor | None = None
     """Where tests run: in this process by default."""
 
@@ -90,6 +91,11 @@ class SuitePlan:
                 "several perturbations share one clean sweep, so they must have neither a criterion nor a policy with "
                 "rivals or a reference: leave them out, or test one perturbation with themis run"
             )
+        if self.options.decide is not None and not any(member.levels for member in self.suite.members):
+            raise UsageError(
+                f"{self.options.decide} needs members that are graded at levels, but the suite has none: use suite "
+                "corruptions, or add levels"
+            )
         choose_judge(self.settings.judge)  # refuses an unknown name before anything runs
 
     @property
@@ -99,7 +105,8 @@ class SuitePlan:
     @property
     def recorded_options(self) -> dict[str, Any]:
         """The options that a suite keeps when it is resumed: all but the time of this call."""
-        return {"max_tests": self.max_tests, "share": self.options.share, "level_seeds": self.options.level_seeds}
+        named = {name: getattr(self.options, name) for name in ("share", "level_seeds", "decide")}
+        return {"max_tests": self.max_tests, **named}
 
     @property
     def recorded_settings(self) -> dict[str, Any]:
@@ -123,6 +130,7 @@ def run_suite(
     *,
     out: str | Path,
     metadata: Any = None,
+    baseline: Baseline | None = None,
     origin: Origin | None = None,
     features: Features | str | Path | None = None,
     classes: Sequence[str] | None = None,
@@ -144,6 +152,7 @@ def run_suite(
             on which the model is graded without a campaign.
         out: Folder for the results; every member gets an ordinary run folder in it.
         metadata: Columns to slice by, with one row per input of the data: a CSV file, or a dict of columns.
+        baseline: What mCE is relative to if `decide` is a claim about it, as for `SuiteRun.corruption_errors`.
         origin: How another process can build the target and the data again.
         features: What the columns of a table may hold, as for `themis.run`.
         classes: Class names by number; by default those that the data has.
@@ -156,6 +165,14 @@ def run_suite(
     if isinstance(target, Against):
         raise UsageError("a suite must test a model without a reference: test one perturbation with themis.run")
     suite_options, settings = read_options(dict(options))
+    decide = suite_options.decide or ""
+    if decide.startswith("mce") != (baseline is not None):
+        raise UsageError(
+            f"a baseline is for a claim about mce, which needs one, got decide {decide or None!r} and baseline "
+            f"{baseline!r}: pass baseline (--mce-baseline) with a claim about mce, and with no other"
+        )
+    if isinstance(baseline, str | Path) and Path(baseline).is_dir():
+        SuiteRun(baseline)  # refuses another folder before anything runs
     seeds = read_seeds(data, settings.max_seeds)
     if is_published(suite):
         if workers is not None:
@@ -164,7 +181,7 @@ def run_suite(
         return grade_published(tested, suite, suite_options, settings, out, (listener or SuiteListener()).on_grades)
     plan = SuitePlan(_choose_fitting(suite, as_target(target), seeds), suite_options, settings)
     tested = read_tested(target, seeds, plan.perturbations, settings, origin, features, classes)
-    return _run(out, replace(plan, executor=workers), tested, metadata, listener, callbacks)
+    return _run(out, replace(plan, baseline=baseline, executor=workers), tested, metadata, listener, callbacks)
 
 
 def resume_suite(
@@ -206,10 +223,10 @@ def resume_suite(
             definition = read_suite({"name": record["name"], "members": members}, imports=permission.is_granted)
             definition = replace(definition, notes=tuple(record["notes"]))
     settings = Settings(**record["settings"])
-    kept = {name: record["options"].get(name) for name in ("max_tests", "share", "level_seeds")}
-    if max_tests is not None:
-        kept["max_tests"] = max_tests
-    options = SuiteOptions(**kept, max_seconds=max_seconds)
+    options = SuiteOptions(**record["options"])
+    if options.decide is not None:
+        raise UsageError(f"a suite that decides {options.decide} must be started again with the command that began it")
+    options = replace(options, max_tests=options.max_tests if max_tests is None else max_tests, max_seconds=max_seconds)
     if target is None:
         assert origin is not None
         target = origin.target()
@@ -267,9 +284,11 @@ def _run(
             seconds_before = record["seconds"]
             record = signed({**record, "state": "running", "options": plan.recorded_options})
             limit = TimeLimit(began + (plan.options.max_seconds or inf))
-            columns = _slice_columns(series, metadata)
+            columns = (
+                [] if plan.options.decide else _slice_columns(series, metadata)
+            )  # their intervals are for one look
             work = _SuiteWork(plan, series, folder, record, (*callbacks, limit), listener, columns, limit, signs)
-            listener.on_start(plan.suite, len(tested.seeds), plan.max_tests)
+            listener.on_start(plan.suite, len(tested.seeds), 0 if plan.options.decide else plan.max_tests)
             state = "failed"
             try:
                 state = "ended" if work.run() else "out of time" if limit.is_over else "interrupted"
@@ -303,6 +322,8 @@ class _SuiteWork:
 
     def run(self) -> bool:
         """Run what is left to do; returns whether the suite has ended, rather than being interrupted."""
+        if self.plan.options.decide is not None:
+            return self._decide(self.plan.options.decide)
         suite, options, max_tests = self.plan.suite, self.plan.options, self.plan.max_tests
         for member in suite.members:
             out = self.folder.member(member.name)
@@ -359,6 +380,26 @@ class _SuiteWork:
         n_tests = sum(progress.tests for progress in self._progress().values())
         self.listener.on_step(step, run, n_tests, self.plan.max_tests)
         return run.stop_reason != "user"
+
+    def _decide(self, claim: str) -> bool:
+        """Grade more and more seeds until a claim is decided; returns whether time was enough."""
+        n_seeds, most = len(self.series.tested.seeds), self.plan.options.level_seeds
+        counts = looks(n_seeds if most is None else min(n_seeds, most))
+        decision = SuiteDecision(claim, len(counts))
+        for n in counts:
+            self.record |= {"grades": {}, "clean": None, "slices": [], "decision": asdict(decision)}
+            rows = graded_rows(n_seeds, n, self.plan.settings.random_seed)
+            for member in self.plan.suite.members:
+                if self.limit.is_over:
+                    return False
+                self._grade(member, rows)
+            self._save()
+            decision = decide_suite(SuiteRun(self.folder.path), decision, self.plan.baseline)
+            self.record["decision"] = asdict(decision)
+            self._save()
+            if decision.verdict != UNDECIDED:
+                break
+        return True
 
     def _progress(self) -> dict[str, MemberProgress]:
         return {member.name: MemberProgress.of(self.summaries.get(member.name)) for member in self.plan.suite.members}

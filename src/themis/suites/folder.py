@@ -29,6 +29,7 @@ from themis.runs.store import files
 from themis.runs.store.reader import folders_with, name_folders
 from themis.runs.store.schema import HASH, MAX_JSON, damage_explained
 from themis.runs.trust import TAG, KeyProblem, sign
+from themis.settings import VERDICTS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,6 +71,16 @@ _MEMBER = record(
     }
 )
 _STEP = record({"member": _NAME, "max_tests": whole(1, MAX_TESTS), "reason": text(100)})
+_DECISION = record(
+    {
+        "claim": text(1000),
+        "looks": whole(1, 100),
+        "verdict": one_of(*VERDICTS),
+        "seeds": whole(0, MAX_TESTS),
+        "passes": _COUNT,
+        "figure": optional(record({"value": number(0), "low": number(), "high": number()})),
+    }
+)
 _SLICES = items(
     record(
         {
@@ -100,7 +111,7 @@ FORM = record(
         "perturbation": text(1_000_000),
         "fault": text(1000),
     },
-    {"graded": HASH},
+    {"graded": HASH, "decision": optional(_DECISION)},
 )
 
 

@@ -129,12 +129,15 @@ class SuiteGrades:
     levels: dict[str, list[LevelGrade]]
     clean: LevelGrade | None
     """None if no member has levels."""
+    tail: float = TAIL_PROBABILITY
+    """The chance that an end of an interval is wrong, which several looks divide among themselves."""
 
     @staticmethod
     def of(record: dict[str, Any]) -> SuiteGrades:
         """The grades of `suite.json`."""
         levels = {name: [read_grade(grade) for grade in grades] for name, grades in record["grades"].items() if grades}
-        return SuiteGrades(levels, None if record["clean"] is None else read_grade(record["clean"]))
+        tail = TAIL_PROBABILITY / (record.get("decision") or {"looks": 1})["looks"]
+        return SuiteGrades(levels, None if record["clean"] is None else read_grade(record["clean"]), tail)
 
     @cached_property
     def errors(self) -> dict[str, list[float]]:
@@ -144,7 +147,10 @@ class SuiteGrades:
     @cached_property
     def level_errors(self) -> dict[str, list[Estimate]]:
         """The same with their intervals: at a level, each seed is tested once."""
-        return {name: [_share(grade.errors, grade.seeds) for grade in grades] for name, grades in self.levels.items()}
+        return {
+            name: [_share(grade.errors, grade.seeds, self.tail) for grade in grades]
+            for name, grades in self.levels.items()
+        }
 
     @cached_property
     def wrong(self) -> dict[str, NDArray[np.int64]]:
@@ -159,12 +165,12 @@ class SuiteGrades:
     @cached_property
     def member_errors(self) -> dict[str, Estimate]:
         """The mean error over the levels of each member, with its interval."""
-        return {name: mean_estimate(self.shares([name])) for name in self.levels}
+        return {name: mean_estimate(self.shares([name]), self.tail) for name in self.levels}
 
     @cached_property
     def mean_error(self) -> Estimate | None:
         """The mean error over the levels of all members, with its interval; None without levels."""
-        return mean_estimate(self.shares([*self.levels])) if self.levels else None
+        return mean_estimate(self.shares([*self.levels]), self.tail) if self.levels else None
 
     @property
     def score_name(self) -> str:
@@ -200,7 +206,7 @@ class SuiteGrades:
             sides = [
                 SeedValues((1 - wrong).astype(float), 0.0, 1.0) for wrong in (self.shares([*self.levels]), clean.wrong)
             ]
-            relative = ends(mean_ratio(sides[:1], sides[1:], is_paired=True))
+            relative = ends(mean_ratio(sides[:1], sides[1:], is_paired=True, tail=self.tail))
         return (1 - of.high, 1 - of.low), relative
 
     def sums(self, name: str, *, is_relative: bool) -> SeedValues:
@@ -249,7 +255,7 @@ def corruption_errors(
         for name in ratios
     ]
     above = [grades.sums(name, is_relative=is_relative) for name in ratios]
-    interval = ends(mean_ratio(above, below, is_paired=is_paired))
+    interval = ends(mean_ratio(above, below, is_paired=is_paired, tail=grades.tail))
     return MeanRatio(by_member, float(np.mean(list(ratios.values()))), interval)
 
 
@@ -258,10 +264,10 @@ def ends(estimate: Estimate | None) -> Interval | None:
     return None if estimate is None else (estimate.low, estimate.high)
 
 
-def _share(n: int, of: int) -> Estimate:
+def _share(n: int, of: int, tail: float) -> Estimate:
     """A share with Clopper and Pearson's limits."""
-    low = float(betaincinv(n, of - n + 1, TAIL_PROBABILITY)) if n else 0.0
-    high = float(betaincinv(n + 1, of - n, 1 - TAIL_PROBABILITY)) if n < of else 1.0
+    low = float(betaincinv(n, of - n + 1, tail)) if n else 0.0
+    high = float(betaincinv(n + 1, of - n, 1 - tail)) if n < of else 1.0
     return Estimate(n / of, low, high)
 
 
@@ -283,7 +289,9 @@ class SeedValues:
         return Estimate(value, max(self.low, low), min(self.high, high))
 
 
-def mean_ratio(of: Sequence[SeedValues], by: Sequence[SeedValues | float], *, is_paired: bool) -> Estimate:
+def mean_ratio(
+    of: Sequence[SeedValues], by: Sequence[SeedValues | float], *, is_paired: bool, tail: float = TAIL_PROBABILITY
+) -> Estimate:
     """The mean of the ratios of means, such as mCE, with its interval; a number in `by` has no error.
 
     The ratios are linearised to one value per seed of each side. If both sides have the same seeds, `is_paired`, these
@@ -298,8 +306,8 @@ def mean_ratio(of: Sequence[SeedValues], by: Sequence[SeedValues | float], *, is
         if isinstance(each, SeedValues)
     ]
     if not moved:
-        return own.mean()
-    return _sum([own, *moved]).mean() if is_paired else joined(own.mean(), _sum(moved).mean())
+        return own.mean(tail)
+    return _sum([own, *moved]).mean(tail) if is_paired else joined(own.mean(tail), _sum(moved).mean(tail))
 
 
 def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:

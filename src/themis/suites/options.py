@@ -7,7 +7,7 @@ from typing import Any
 
 from themis.errors import UsageError
 from themis.options import check_known, check_numbers, check_rules, option
-from themis.settings import Settings
+from themis.settings import Settings, read_claim
 
 TESTS_PER_MEMBER = 1000
 """Tests of a suite per member, unless the user says otherwise."""
@@ -17,7 +17,6 @@ OF_THE_SUITE = {
     "magnitude": "give it to a member: {perturb: gaussian, magnitude: 0.2}",
     "max_passes": "the budget of a suite is max_tests",
     "criterion": "test one perturbation with a criterion with themis run",
-    "decide": "decide a claim under one perturbation with themis run",
     "slice_by": "pass its columns as metadata",
     "train_inputs": "it is for criteria, which a suite does not have",
 }
@@ -34,6 +33,11 @@ class SuiteOptions:
     )
     share: float = option(0.5, "share of the tests divided among all members by weight; the rest is adaptive")
     level_seeds: int | None = option(1000, "seeds that are graded at each level, a random sample; null grades all")
+    decide: str | None = option(
+        None,
+        "a claim to decide at 95% on as few graded seeds as it takes, instead of running campaigns: mean_error<=0.3, "
+        "or mce<=0.8 with a baseline; exit code 0, 1 or 4 (undecided)",
+    )
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -43,6 +47,12 @@ class SuiteOptions:
             "share": (0 < self.share <= 1, "lie above 0 and up to 1"),
             "level_seeds": (self.level_seeds is None or self.level_seeds > 0, "be positive, or None for all"),
         }
+        if self.decide is not None:
+            figure, limit = read_claim(self.decide)
+            rules["decide"] = (
+                figure in ("mce", "mean_error") and limit > 0,
+                "be mce<=X or mean_error<=X with X above 0",
+            )
         check_rules(self, rules)
 
 

@@ -50,6 +50,8 @@ def grade_published(
     The seeds are the clean pictures, in the order of the files. The same call with the same `out` grades what is left.
     on_grades: called with a corruption and its grades.
     """
+    if options.decide is not None:
+        raise UsageError("decide must be left out for published files, which are all graded: set a limit with a gate")
     reader, _, path = source.partition(":")
     files, began = Path(path).absolute(), perf_counter()
     names = corruptions_in(files)

@@ -13,7 +13,7 @@ import numpy as np
 
 from themis.data.seeds import Seeds
 from themis.errors import UsageError, nearest
-from themis.judge.estimate import Estimate, share
+from themis.judge.estimate import Estimate, describe_share, share
 from themis.reading import check_form, either, items, number, optional, read_yaml, record
 from themis.runs.estimates import strengths
 from themis.runs.replay import Replayer, open_run, read_run
@@ -21,6 +21,7 @@ from themis.runs.run import Run
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import DATABASE, theta_column
 from themis.runs.trust import Trusted
+from themis.settings import FAILS, HOLDS, UNDECIDED, read_claim
 from themis.suites.folder import is_running, is_suite, read_record
 from themis.suites.grades import Interval, MeanRatio, SuiteGrades, corruption_errors, ends
 from themis.target.target import AnyTarget
@@ -119,13 +120,23 @@ class SuiteRun:
 
     @property
     def is_only_graded(self) -> bool:
-        """Whether no campaigns belong to it, because its pictures are published files."""
+        """Whether no campaigns belong to it: on published files, and to decide a claim."""
         return not self.record["schedule"] and self.state == "ended"
+
+    @property
+    def decision(self) -> SuiteDecision | None:
+        """The verdict on the claim that the suite was to decide; None without a claim."""
+        plain = self.record.get("decision")
+        if plain is None:
+            return None
+        figure = plain["figure"]
+        return SuiteDecision(**{**plain, "figure": None if figure is None else Estimate(**figure)})
 
     @property
     def passes(self) -> int:
         """All passes: the clean sweep, the tests and the grades at levels."""
         graded = sum(grade["passes"] for grades in self.record["grades"].values() for grade in grades)
+        graded = graded if self.decision is None else self.decision.passes
         return int(self.record["passes"] + graded + sum(row.passes for row in self.rows))
 
     @property
@@ -278,6 +289,7 @@ class SuiteRun:
             "relative_score": grades.relative_score,
             "relative_score_interval": relative_interval,
             "worst_slices": [asdict(row) for row in self.worst_slices()],
+            "decision": record.get("decision"),
             "schedule": record["schedule"],
             "notes": record["notes"],
             "version": record.get("made_by", "").split(" ")[1:2],
@@ -333,7 +345,8 @@ COLUMNS = (
 
 def sentences(suite: SuiteRun, errors: CorruptionErrors | None = None) -> list[str]:
     """What the suite says about the model."""
-    lines = [] if (worst := most_fragile(suite)) is None else [worst]
+    lines = [] if suite.decision is None else [f"{suite.decision.clause}."]
+    lines += [] if (worst := most_fragile(suite)) is None else [worst]
     if suite.clean_error is not None and suite.errors:
         mean = float(np.mean([np.mean(levels) for levels in suite.errors.values()]))
         lines.append(
@@ -511,3 +524,65 @@ def open_members(suite: SuiteRun, rebuild: Rebuild | None = None, trust: Trusted
         if not members and not suite.is_only_graded:
             raise UsageError(f"a suite must have run a member, but {suite.path} has run none: resume it")
         yield members
+
+
+FIRST_LOOK = 50
+"""Seeds that are at least graded before the first look, if there are as many."""
+
+
+@dataclass(frozen=True)
+class SuiteDecision:
+    """The verdict on a claim about a mean error, with a probability of a wrong one of at most 5%."""
+
+    claim: str
+    looks: int
+    """How many looks there can be; a graded figure has one of as many parts of the 5%."""
+    verdict: str = UNDECIDED
+    """holds, does not hold, or undecided."""
+    seeds: int = 0
+    passes: int = 0
+    """Those of all looks."""
+    figure: Estimate | None = None
+    """The mean error that the claim is about; its interval holds at all looks together."""
+
+    @property
+    def clause(self) -> str:
+        """The verdict and what it is based on."""
+        found = "nothing was graded" if self.figure is None else describe_share(self.figure)
+        verdict = f"{self.verdict} (certain at 95%)" if self.verdict != UNDECIDED else f"is {self.verdict}"
+        return f"{self.claim} {verdict}: {found} on {counted(self.seeds, 'seed')}"
+
+
+def looks(n_seeds: int) -> list[int]:
+    """The numbers of graded seeds at which the suite looks: all, half of them and so on, the fewest first.
+
+    It looks until the interval of the figure lies on one side of the limit. How many looks there can be is known
+    beforehand, and each has an equal part of the 5%: all intervals together hold with 95%.
+    """
+    counts = [n_seeds]
+    while counts[0] >= 2 * FIRST_LOOK:
+        counts.insert(0, counts[0] // 2)
+    return counts
+
+
+def verdict(figure: Estimate, limit: float) -> str:
+    """Whether a figure is within a limit, if its interval lies on one side of it."""
+    return HOLDS if figure.high <= limit else FAILS if figure.low > limit else UNDECIDED
+
+
+def decide_suite(suite: SuiteRun, before: SuiteDecision, baseline: Baseline | None) -> SuiteDecision:
+    """The verdict by what a suite has graded so far. before: that of the look before."""
+    name, limit = read_claim(before.claim)
+    if name == "mce":
+        errors = suite.corruption_errors(baseline)
+        if errors.mce is None or errors.mce_interval is None:
+            raise UsageError(
+                f"mce needs a baseline that makes errors, but {errors.baseline} makes none: choose another"
+            )
+        figure = Estimate(errors.mce, *errors.mce_interval)
+    else:
+        assert suite.mean_error is not None
+        figure = suite.mean_error
+    levels = [grade for grades in suite.grades.levels.values() for grade in grades]
+    passes = before.passes + sum(grade.passes for grade in levels)
+    return replace(before, verdict=verdict(figure, limit), seeds=levels[0].seeds, passes=passes, figure=figure)

@@ -26,7 +26,7 @@ from themis.runs.store.reader import Reader
 from themis.runs.trust import Trusted
 from themis.settings import HOLDS, MAX_RISK, UNDECIDED, read_claim
 from themis.suites.folder import is_suite, name_suites
-from themis.suites.result import CorruptionErrors, Rebuild, SuiteRun, open_members
+from themis.suites.result import CorruptionErrors, Rebuild, SuiteDecision, SuiteRun, open_members
 from themis.text import counted, percent
 
 __all__ = ["METRICS", "GateResult", "GateResults", "Gates", "check_gates", "write_junit", "write_markdown"]
@@ -423,7 +423,19 @@ def check_suite_gates(
                     )
                 own = replace(gates, baseline=baseline[name])
             results.append((name, check_gates(members[name], own, remedy=remedy)))
-    return GateResults(str(suite.path), (), {"tests": suite.tests}, folder=suite.path, members=tuple(results))
+    own_results: tuple[GateResult, ...] = ()
+    summary = {"tests": suite.tests, "decision": suite.record.get("decision")}
+    if suite.decision is not None:
+        own_results = (_check_suite_decision(suite.decision),)
+    return GateResults(str(suite.path), own_results, summary, folder=suite.path, members=tuple(results))
+
+
+def _check_suite_decision(decision: SuiteDecision) -> GateResult:
+    """The gate of a suite that was to decide a claim."""
+    remedy = "give more seeds, with --level-seeds" if decision.verdict == UNDECIDED else REMEDY_OF_CLAIM
+    _, limit = read_claim(decision.claim)
+    value = None if decision.figure is None else decision.figure.value
+    return GateResult("decide", decision.verdict == HOLDS, value, limit, decision.clause, remedy)
 
 
 def check_mce(most: float, errors: CorruptionErrors) -> GateResult:
