@@ -109,7 +109,7 @@ def execute(arguments: CommandLine) -> int:
 
     is_of_suite = is_suite(arguments.run)
     check_mce_options(arguments, is_suite=is_of_suite)
-    if not is_requested(arguments, gates) and (is_of_suite or not _has_claim(arguments.run)):
+    if not is_requested(arguments, gates) and not _has_claim(arguments.run):
         raise UsageError("a gate must be given, such as --max-fault-rate 0.05 or --fail-under coverage=0.9: see --help")
     if is_of_suite:
         from themis.suites.result import SuiteRun
