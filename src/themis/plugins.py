@@ -79,7 +79,11 @@ class Extensible(Mapping[str, T], Generic[T]):
 @cache
 def added(group: str) -> dict[str, EntryPoint]:
     """The entry points of a group by name, without loading them; those that come with Themis cannot be replaced."""
-    return {entry.name: entry for entry in sorted(entry_points(group=group), key=comes_with_themis)}
+    entries: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=group):
+        if entry.name not in entries or comes_with_themis(entry):
+            entries[entry.name] = entry
+    return entries
 
 
 def comes_with_themis(entry: EntryPoint) -> bool:
