@@ -62,7 +62,7 @@ def test_the_commands_of_the_document_run_in_order(shell, tmp_path):
         assert_printed(expected, done.stdout)
     assert "FAILED  max_new_faults: " in printed[2].stdout
     work = tmp_path / "work"
-    assert {"gates.xml", "summary.md", "diff.md", "diff.png", "runs"} <= {path.name for path in work.iterdir()}
+    assert {"gates.xml", "summary.md", "diff.md", "runs"} <= {path.name for path in work.iterdir()}
     assert (work / "runs/new/report.html").is_file()
 
 
