@@ -190,10 +190,6 @@ def _remedy(error: OSError | sqlite3.Error, is_run: bool) -> str:
         return f"free some space{', or lower max_stored' if is_run else ''}{safe}"
     if number in (errno.EROFS, errno.EACCES, errno.EPERM) or "readonly" in text or "unable to open" in text:
         return "choose a folder that you may write to"
-    if number == errno.ENOENT:
-        return "check that its folder still exists"
-    if "malformed" in text or "not a database" in text:
-        return "the file is damaged: restore it from a copy"
     return f"check the disk{safe}"
 
 
