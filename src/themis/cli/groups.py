@@ -78,7 +78,8 @@ def execute(arguments: CommandLine) -> int:
             from themis.runs.replay import read_run
 
             baseline = learn_baseline(read_run(rebuild(run, arguments.given)))
-            located = [locate(group, baseline, faults) for group in groups]
+            by_id = {fault.id: fault for fault in faults}
+            located = [locate([by_id[id] for id in group.ids], baseline) for group in groups]
         if arguments.json:
             objects = [
                 group.as_dict() | ({} if where is None else {"located": where.as_dict()})

@@ -45,7 +45,7 @@ def test_the_broken_layer_is_named_first():
         run = campaign(net, causes, case)
         faults, baseline, name = broken(run, causes), learn_baseline(run), layer_name(net, layer)
         of_groups.append(locate(faults, baseline).first == name)
-        of_faults += [locate(fault, baseline).first == name for fault in faults[:5]]
+        of_faults += [locate([fault], baseline).first == name for fault in faults[:5]]
     print(
         f"first: {sum(of_groups)} of {len(of_groups)} sets of faults, {sum(of_faults)} of {len(of_faults)} single ones"
     )
@@ -72,16 +72,15 @@ def test_a_group_is_located_from_the_run_and_from_its_folder(tmp_path):
     causes = (Cause(0, 0.7, 0.85, 2, 3),)
     run = campaign("mlp", causes, out=tmp_path / "run")
     each = next(each for each in group(run.faults) if "answered as 3" in each.text)
-    here = locate(each, learn_baseline(run), run.faults)
+    here = locate([run.faults.by_id(id) for id in each.ids], learn_baseline(run))
     assert here.first == "relu.2"
     assert here.n_faults == 24
-    assert locate(each, learn_baseline(run)).n_faults == len(each.representatives)
     inputs, labels = digits()
     rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:200]
     target, folder = themis.Target(planted("mlp", causes)), Reader(tmp_path / "run")
-    there = locate(
-        each, learn_baseline(read_run(Replayer(folder, target, (inputs[rows], labels[rows]), MARKED))), folder.faults()
-    )
+    again = learn_baseline(read_run(Replayer(folder, target, (inputs[rows], labels[rows]), MARKED)))
+    found = folder.faults()
+    there = locate([found.by_id(id) for id in each.ids], again)
     assert there.first == "relu.2"
     assert there.layers[0].times == pytest.approx(here.layers[0].times, rel=0.2)
 
@@ -95,7 +94,7 @@ def test_faults_that_cannot_be_located_are_refused(tmp_path):
     other = learn_baseline(themis.run(planted("mlp", ()), seeds, MARKED, max_tests=100))
     missing = next(fault for fault in run.faults if fault.seed_id >= 100)
     with pytest.raises(themis.DataError, match=f"the data must hold the fault's seed {missing.seed_id}"):
-        locate(missing, other)
+        locate([missing], other)
     with pytest.raises(themis.DataError, match="ordinary tests, but it passed 0 of 10"):
         learn_baseline(themis.run(planted("mlp", (Cause(2, 0.001, 1, 3, 3),)), seeds[:10], MARKED, max_tests=50), n=10)
 

@@ -20,7 +20,6 @@ from themis.measure.chunk import columns_of
 from themis.measure.tests import Tests
 from themis.progress import advance, step
 from themis.runs.analysis.bench import tests_of
-from themis.runs.analysis.groups import Group
 from themis.runs.fault import Fault
 from themis.runs.replay import AnyRun, as_run
 from themis.search.policy import UNIFORM_STREAM, Space
@@ -40,7 +39,7 @@ RIDGE = 1e-3
 TUKEY = 4.685
 """Standard deviations beyond which a test is ignored by a fit: Tukey's constant, 95% efficient for normal errors."""
 MOST_LOCATED = 24
-"""Most faults of a group that are run again: their median then has a quarter of their standard deviation."""
+"""Most faults that are run again: their median then has a quarter of their standard deviation."""
 NEARLY = 0.5
 """Share of the largest score from which a layer may be the entry: half of an extreme score is still extreme."""
 NAMED_NEURONS, NAMED_LAYERS = 5, 3
@@ -117,14 +116,12 @@ def learn_baseline(run: AnyRun, n: int = ORDINARY, random_seed: int = 0) -> Base
     return Baseline(calculator, scale, fits, len(tests))
 
 
-def locate(
-    subject: Fault | Group | Sequence[Fault], baseline: Baseline, faults: Sequence[Fault] | None = None
-) -> Localization:
-    """The layers that change unusually in a fault, in several, or in a group, with their neurons.
-
-    faults: all faults of the run, if a group is to be judged by more than its representatives.
-    """
-    chosen = _members(subject, faults)
+def locate(faults: Sequence[Fault], baseline: Baseline) -> Localization:
+    """The layers that change unusually in these faults, such as those of a group, with their neurons."""
+    if not faults:
+        raise UsageError("there must be a fault to locate, got none: pass some of run.faults")
+    at = np.linspace(0, len(faults) - 1, min(MOST_LOCATED, len(faults))).round().astype(int)
+    chosen = [faults[k] for k in at.tolist()]
     calculator = baseline.calculator
     with calculator.target.opened(), torch.no_grad():
         tests = tests_of(chosen, calculator.seeds)
@@ -151,18 +148,6 @@ def _rank(scores: Floats) -> list[int]:
     """
     entry = int((scores >= NEARLY * scores.max()).argmax()) if scores.max() > 0 else int(scores.argmax())
     return [entry, *(k for k in np.argsort(-scores, kind="stable").tolist() if k != entry)]
-
-
-def _members(subject: Fault | Group | Sequence[Fault], faults: Sequence[Fault] | None) -> list[Fault]:
-    if isinstance(subject, Fault):
-        return [subject]
-    if isinstance(subject, Group):
-        ids = set(subject.ids)
-        subject = subject.representatives if faults is None else [fault for fault in faults if fault.id in ids]
-    if not subject:
-        raise UsageError("there must be a fault to locate, got none: pass one of run.faults, or a group")
-    at = np.linspace(0, len(subject) - 1, min(MOST_LOCATED, len(subject))).round().astype(int)
-    return [subject[k] for k in at.tolist()]
 
 
 def _neurons(
