@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from themis.cli.options import CommandLine, Parser, add_fields, add_option, read_config_file
 from themis.compute.cluster import RayExecutor, choose_executor
 from themis.errors import UsageError
 from themis.runs import trust
-from themis.runs.source import OPTIONS, Origin, recorded_origin
+from themis.runs.source import Origin, recorded_origin
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import DATABASE, config
 from themis.settings import Settings
@@ -65,7 +66,7 @@ def named_origin(arguments: CommandLine) -> Origin:
 
 
 def check_config(arguments: CommandLine, path: Path) -> None:
-    """Refuse code that the configuration file of a run folder names, unless the folder was made here or is trusted."""
+    """Refuse the configuration file of a run folder, unless it is as Themis wrote it here, or is trusted."""
     folder = path.absolute().parent
     if not any((folder / name).exists() for name in (DATABASE, "environment.json", "summary.json")):
         return
@@ -81,16 +82,12 @@ def check_config(arguments: CommandLine, path: Path) -> None:
             problem, expected = trust.why_not_ours(run.record), config(run.record)
     if not problem and any(name not in expected or expected[name] != value for name, value in content.items()):
         problem = f"its {path.name} was changed since"
-    values = {name: getattr(arguments, name, None) for name in arguments.from_config}
-    code = [phrase for name in trust.CODE_OPTIONS if name in values for phrase in trust.names_code(name, values[name])]
-    code += trust.perturbation_code(str(values.get("perturb") or ""))
-    code += trust.pickled_files(values.get("trust") or ())
-    own = [phrase for name in trust.CODE_OPTIONS for phrase in trust.names_code(name, getattr(arguments, name, None))]
-    if values.get("folder") and own:
-        code.append(f"modules in {values['folder']!r}")
-    known = {*OPTIONS, "perturb", *(field.name for field in fields(Settings))}
-    code += [f"the option {name} of {path.name}" for name in sorted(arguments.from_config - known)]
-    trust.Permission(str(folder), problem).require(code)
+    if problem:
+        code = ", ".join(trust.code_of(content)) or "no model or data, but other options"
+        raise UsageError(
+            f"{folder} must be trusted before code that it names runs, but {problem}; {path.name} names {code}: if you "
+            f"know them, pass --trust {quote(str(folder))}, or a copy of the file in a folder of your own"
+        )
 
 
 def check_names(perturbation: str, settings: Settings) -> Perturbation:
