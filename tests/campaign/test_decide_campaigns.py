@@ -90,7 +90,7 @@ def test_a_budget_that_ends_first_leaves_it_undecided_and_says_what_it_would_tak
     results = run.gate()
     assert not results
     assert results.is_undecided
-    assert results.results[-1].line.endswith("continue it with themis resume the run --max-tests 194")
+    assert results.results[-1].line.endswith("themis resume the run and a larger budget, or give more seeds")
 
 
 def test_a_resumed_campaign_looks_and_ends_as_if_it_had_not_been_stopped(tmp_path):

@@ -178,7 +178,6 @@ CONSTANT_REMEDY = (
     "check the weights, the preprocessing and the labels, give more varied inputs, or accept it with --allow-constant "
     "(allow_constant=True)"
 )
-REMEDY_OF_CLAIM = "improve the model, or claim less"
 N_TELLING = 3
 """Faults that are shown with the results."""
 
@@ -203,7 +202,7 @@ def check_gates(run: AnyRun, gates: Gates, *, folder: str | Path | None = None, 
         results.append(result if gates.allow_constant else refuse_constant(result, summary))
 
     if run.decision is not None:
-        add_limit_on_faults(_check_decision(run.decision, summary, name))
+        add_limit_on_faults(_check_decision(run.decision, name))
     if gates.max_fault_rate is not None:
         remedy_of_rate = "improve the model"
         if faults.task != "against" and run.requests is None:
@@ -302,15 +301,11 @@ def _place(is_within: bool) -> str:
     return "within" if is_within else "over"
 
 
-def _check_decision(decision: Decision, summary: dict[str, Any], name: str) -> GateResult:
-    """The gate of a campaign that was to decide a claim."""
-    remedy = REMEDY_OF_CLAIM
+def _check_decision(decision: Decision, name: str) -> GateResult:
+    """The gate of a campaign that was to decide a claim; if it has not, the text says how much would decide it."""
+    remedy = "improve the model, or claim less"
     if decision.verdict == UNDECIDED:
-        tests = math.ceil(summary["tests"] * (1 + (decision.more_tests or 0) / max(1, decision.tests)))
-        is_known = summary["stop_reason"] == "tests" and decision.more_tests is not None
-        budget = f"--max-tests {tests}" if is_known else "and a larger budget"
-        needs_seeds = decision.more_seeds or (decision.more_tests is None and decision.known is None)
-        remedy = "give more seeds" if needs_seeds else f"continue it with themis resume {name} {budget}"
+        remedy = f"continue it with themis resume {name} and a larger budget, or give more seeds"
     limit = read_claim(decision.claim)[1]
     return GateResult("decide", decision.verdict == HOLDS, None, limit, decision.clause, remedy)
 
