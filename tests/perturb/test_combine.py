@@ -166,7 +166,7 @@ def test_perturbations_before_an_attack_have_a_slope_too(attack):
         ("rain(density=0.5:0.1)", "must be NAME=LOW:HIGH"),
         ("rain(density=nan)", "must be NAME=LOW:HIGH"),
         ("rain(density=0:1:2)", "must be NAME=LOW:HIGH"),
-        ("rain(density=0.1:0.1)", "must have low < high"),
+        ("rain(density=0.1:0.1)", "high, low < high, got"),
         ("rain(density)", "must be NAME=LOW:HIGH"),
         ("rain(density=a:b)", "must be NAME=LOW:HIGH"),
         ("rain(", "must be names joined by"),

@@ -67,7 +67,7 @@ class _Classifier(Oracle):
         return {"accuracy": float((clean_outputs.argmax(1) == labels).double().mean())}
 
     def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BesideConstant | None:
-        return class_baseline(clean_outputs.argmax(1, keepdim=True), labels.long())
+        return class_baseline(self.answers(clean_outputs), labels.long())
 
 
 def is_classifier(oracle: Oracle) -> bool:
@@ -146,9 +146,6 @@ class Top(_Classifier):
 
     def answers(self, clean_outputs: Tensor) -> Tensor:
         return clean_outputs.topk(self.k, 1).indices.sort(1).values
-
-    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BesideConstant | None:
-        return class_baseline(self.answers(clean_outputs), labels.long())
 
 
 @dataclass(frozen=True)

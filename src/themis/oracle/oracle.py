@@ -235,10 +235,11 @@ def find_constant(oracle: Oracle, clean_outputs: Tensor, labels: Tensor | None) 
 
 
 def class_baseline(answers: Tensor, labels: Tensor) -> BesideConstant | None:
-    """Compare the classes `[seeds, k]` that answers name with always naming the k commonest labels.
+    """Compare the classes that answers name, `[seeds]` or `[seeds, k]`, with always naming the k commonest labels.
 
     Data with hardly any other label cannot tell a good model from one that always names the commonest.
     """
+    answers = answers.reshape(len(labels), -1)
     n, k = answers.shape
     n_classes = int(torch.maximum(answers.max(), labels.max())) + 1
     counts, named = (classes.flatten().bincount(minlength=n_classes).double() for classes in (labels, answers))

@@ -101,7 +101,7 @@ class Threshold(_Thresholded):
         return torch.where(score < level, 1 - yes, yes)
 
     def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BesideConstant | None:
-        return class_baseline(self.answers(clean_outputs)[:, None], labels.reshape(-1).long())
+        return class_baseline(self.answers(clean_outputs), labels.reshape(-1).long())
 
 
 @dataclass(frozen=True)

@@ -65,10 +65,9 @@ class Theta:
         if not self.name.isidentifier():
             raise UsageError(f"theta must have a name of letters, digits and _, got {self.name!r}")
         numbers = (self.low, self.identity, self.high)
-        if not all(math.isfinite(number) for number in numbers) or not self.low <= self.identity <= self.high:
-            raise UsageError(f"theta {self.name!r} must have finite low <= identity <= high, got {numbers}")
-        if self.low == self.high:
-            raise UsageError(f"theta {self.name!r} must have low < high, got {self.low} twice: give it a range")
+        is_between = self.low <= self.identity <= self.high and self.low < self.high
+        if not is_between or not all(map(math.isfinite, numbers)):
+            raise UsageError(f"theta {self.name!r} must have finite low <= identity <= high, low < high, got {numbers}")
         for value in (self.low, self.high):
             self.check(value)
         if isinstance(self.distribution, str):
@@ -167,11 +166,9 @@ class Perturbation:
     has_queries: bool = False
 
     def __post_init__(self) -> None:
-        if not self.theta:
-            raise UsageError(f"perturbation {self.name!r} must have at least one theta, got none")
         names = [theta.name for theta in self.theta]
-        if len(set(names)) < len(names):
-            raise UsageError(f"perturbation {self.name!r} must name each theta once, got {', '.join(names)}")
+        if not names or len(set(names)) < len(names):
+            raise UsageError(f"perturbation {self.name!r} must have theta with names of their own, got {names}")
         if self.theta_is_magnitude and len(self.theta) != 1 and self.inputs != "clip":  # which has one for each end
             raise UsageError(f"perturbation {self.name!r}: only one theta can be the magnitude, got {len(self.theta)}")
 

@@ -1,7 +1,7 @@
 """Which entry of a model's result holds its scores."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +15,8 @@ Output = Callable[[Any], Tensor] | str | int
 """Picks the scores: a function of the result, the name of a key or attribute, or an index."""
 
 
-class Scores(NamedTuple):
-    """The scores, and the entry they were taken from, in words; None if the result is a tensor or a function picks."""
-
-    tensor: Tensor
-    entry: str | None
-
-
-def pick_scores(result: Any, output: Output | None) -> Scores:
-    """Return the scores in what a model returned.
+def pick_scores(result: Any, output: Output | None) -> tuple[Tensor, str | None]:
+    """Return the scores in what a model returned, and their entry in words; None if a function picks, or for a tensor.
 
     Without `output`, it is the result itself, its entry `logits` or `out`, or its only tensor; several are refused.
     """
@@ -31,18 +24,18 @@ def pick_scores(result: Any, output: Output | None) -> Scores:
         picked = output(result)
         if not isinstance(picked, Tensor):
             raise ModelError(f"output=... must pick a tensor from the model's result, got {type(picked).__name__}")
-        return Scores(picked, None)
+        return picked, None
     if isinstance(result, Tensor) and output is None:
-        return Scores(result, None)
+        return result, None
     entries = tensors_in(result)
     if output is not None:
         return _named(entries, output, result)
     for name in SCORE_ENTRIES:
         if name in entries:
-            return Scores(entries[name], describe_entry(name, entries))
+            return entries[name], describe_entry(name, entries)
     if len(entries) == 1:
         [(only, tensor)] = entries.items()
-        return Scores(tensor, describe_entry(only, entries))
+        return tensor, describe_entry(only, entries)
     if not entries:
         raise ModelError(
             "the model must return a tensor, a tuple, a dict or an object with .logits, got "
@@ -86,7 +79,7 @@ def tensors_in(result: Any) -> dict[str | int, Tensor]:
     }
 
 
-def _named(entries: dict[str | int, Tensor], output: str | int, result: Any) -> Scores:
+def _named(entries: dict[str | int, Tensor], output: str | int, result: Any) -> tuple[Tensor, str]:
     is_index = isinstance(output, str) and output.isdecimal() and output not in entries
     key = int(output) if is_index else output
     if isinstance(key, int) and isinstance(result, tuple | list):
@@ -94,7 +87,7 @@ def _named(entries: dict[str | int, Tensor], output: str | int, result: Any) -> 
     else:
         tensor = entries.get(key, getattr(result, str(key), None))
     if isinstance(tensor, Tensor):
-        return Scores(tensor, describe_entry(key, entries))
+        return tensor, describe_entry(key, entries)
     listed = ", ".join(map(repr, entries)) or f"a {type(result).__name__}"
     raise ModelError(f"output={output!r} must name an entry of the model's result, which has {listed}")
 
