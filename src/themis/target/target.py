@@ -235,9 +235,6 @@ class Target(TargetOptions):
     @property
     def dtype(self) -> torch.dtype:
         """The model's floating-point type; inputs are cast to it, unless preprocessing chose another."""
-        opened: torch.dtype | None = self.__dict__.get("_opened_dtype")
-        if opened is not None:
-            return opened
         return next((tensor.dtype for tensor in _tensors(self.module) if tensor.is_floating_point()), torch.float32)
 
     @cached_property
@@ -309,14 +306,12 @@ class Target(TargetOptions):
         else:
             self.module.eval()
         try:
-            object.__setattr__(self, "_opened_dtype", self.dtype)  # to look for it in every pass takes time
             object.__setattr__(self, "_saved", saved)
             set_stance: Any = getattr(torch.compiler, "set_stance", None)  # torch 2.6
             is_compiled = any(map(_is_compiled, modules))  # its parts run as they were, so that activations are seen
             with set_stance("force_eager") if set_stance and is_compiled else nullcontext():
                 yield
         finally:
-            self.__dict__.pop("_opened_dtype", None)
             self.__dict__.pop("_saved", None)
             for module, training in modes:
                 module.training = training
