@@ -471,10 +471,9 @@ def _all_theta(parts: tuple[Perturbation, ...]) -> list[Theta]:
 
 
 def narrowed(
-    perturbation: Perturbation, ranges: Mapping[str, Range], distributions: Mapping[str, Distribution] | None = None
+    perturbation: Perturbation, ranges: Mapping[str, Range], distributions: Mapping[str, Distribution]
 ) -> Perturbation:
     """The same perturbation with some theta restricted to a range, held at a value or distributed; its name says so."""
-    distributions = distributions or {}
     perturbation.check_names((*ranges, *distributions))
     for name in distributions:
         if not isinstance(ranges.get(name, ()), tuple):
@@ -499,11 +498,9 @@ def narrowed(
     for theta_name, distribution in distributions.items():
         texts[theta_name] = f"{texts.get(theta_name, '')}~{distribution}"
     free = [replace(theta, distribution=distributions.get(theta.name, theta.distribution)) for theta in free]
-    options = ", ".join(theta_name + text for theta_name, text in texts.items())
-    name = f"{perturbation.name}({options})" if options else perturbation.name
-    is_magnitude = perturbation.theta_is_magnitude and not options
+    name = f"{perturbation.name}({', '.join(theta_name + text for theta_name, text in texts.items())})"
     base = _holding(perturbation, held) if held else perturbation
-    return replace(base, name=name, theta=tuple(free), theta_is_magnitude=is_magnitude, parts=())
+    return replace(base, name=name, theta=tuple(free), theta_is_magnitude=False, parts=())
 
 
 def asking(perturbation: Perturbation, queries: Range) -> Perturbation:
