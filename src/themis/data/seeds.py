@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ Labels = Tensor | Callable[[Tensor], Tensor]
 """Labels `[seeds, ...]`, or a function that reads those at given indices of the data."""
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Seeds:
     """Clean inputs `[seeds, ...]` (float32), labels `[seeds, ...]` or None, and each seed's index in the data.
 
@@ -53,38 +54,29 @@ class Seeds:
     are in memory, unless they come with the items of a data set: then accessing them reads the items.
     """
 
-    def __init__(
-        self,
-        inputs: Tensor | Rows,
-        labels: Labels | None,
-        seed_id: Tensor,
-        features: Features | InferredFeatures | None = None,
-        classes: tuple[str, ...] | None = None,
-        others: OtherInputs | None = None,
-        datums: MaiteDatums | None = None,
-    ) -> None:
-        """classes: their names by number. others: the inputs beside the perturbed one, if there are several.
+    inputs: Tensor | Rows
+    given_labels: Labels | None
+    seed_id: Tensor
+    given_features: Features | InferredFeatures | None = None
+    classes: tuple[str, ...] | None = None
+    """Their names by number."""
+    others: OtherInputs | None = None
+    """The inputs beside the perturbed one, if there are several."""
+    datums: MaiteDatums | None = None
+    """What else a data set of MAITE says of its inputs."""
 
-        datums: what else a data set of MAITE says of its inputs.
-        """
-        self.inputs, self._labels, self.seed_id, self.classes, self.others = inputs, labels, seed_id, classes, others
-        if features is None and len(inputs.shape) == 2:  # otherwise, it must not keep pictures in memory
-            features = InferredFeatures(inputs)
-        self._features, self.datums = features, datums
-
-    def _with(self, **changes: Any) -> Seeds:
-        """The same seeds with other arguments of `__init__`."""
-        kept = {"labels": self._labels, "features": self._features}
-        kept |= {name: getattr(self, name) for name in ("inputs", "seed_id", "classes", "others", "datums")}
-        return Seeds(**(kept | changes))
+    def __post_init__(self) -> None:
+        if self.given_features is None and len(self.inputs.shape) == 2:  # else, it would keep pictures in memory
+            object.__setattr__(self, "given_features", InferredFeatures(self.inputs))
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     def __getitem__(self, rows: Any) -> Seeds:
-        return self._with(
+        return replace(
+            self,
             inputs=self.inputs.part(rows) if isinstance(self.inputs, Rows) else self.inputs[rows],
-            labels=self._labels[rows] if isinstance(self._labels, Tensor) else self._labels,
+            given_labels=self.given_labels[rows] if isinstance(self.given_labels, Tensor) else self.given_labels,
             seed_id=self.seed_id[rows].reshape(-1),
             others=None if self.others is None else self.others.part(rows),
         )
@@ -96,11 +88,11 @@ class Seeds:
 
     @property
     def has_labels(self) -> bool:
-        return self._labels is not None
+        return self.given_labels is not None
 
     @cached_property
     def labels(self) -> Tensor | None:
-        return self._labels(self.seed_id) if callable(self._labels) else self._labels
+        return self.given_labels(self.seed_id) if callable(self.given_labels) else self.given_labels
 
     def take(self, rows: Tensor) -> Tensor:
         """The inputs of the seeds in some rows, `[rows, ...]`."""
@@ -110,32 +102,32 @@ class Seeds:
         """The same seeds with their inputs in memory, if they fit."""
         if isinstance(self.inputs, Tensor):
             return self
-        inputs, features = self.inputs.in_memory(), self._features
+        inputs, features = self.inputs.in_memory(), self.given_features
         if isinstance(features, InferredFeatures) and features.inputs is self.inputs:  # avoids reading them again
             features = InferredFeatures(inputs, features.names)
-        return self._with(inputs=inputs, features=features)
+        return replace(self, inputs=inputs, given_features=features)
 
     @property
     def features(self) -> Features:
         """What a table's columns may hold and how they may change: as given, or inferred from all rows of the data."""
-        if isinstance(self._features, InferredFeatures):
-            return self._features.features
-        return self._features or Features.of(self.inputs)  # which raises an error, as this is no table
+        if isinstance(self.given_features, InferredFeatures):
+            return self.given_features.features
+        return self.given_features or Features.of(self.inputs)  # which raises an error, as this is no table
 
     @property
     def coding(self) -> Coding | None:
         """How rows become those of a DataFrame, if the data is one with names, missing values or booleans."""
-        return self._features.coding if isinstance(self._features, Features) else None
+        return self.given_features.coding if isinstance(self.given_features, Features) else None
 
     def with_labels(self, labels: Tensor) -> Seeds:
         """The same seeds with other labels."""
-        return self._with(labels=labels)
+        return replace(self, given_labels=labels)
 
     def with_channels_first(self) -> Seeds:
         """The same seeds with inputs `[channels, height, width]` instead of `[height, width, channels]`."""
         inputs = self.inputs
         moved = inputs.with_channels_first() if isinstance(inputs, Rows) else inputs.movedim(-1, 1).contiguous()
-        return self._with(inputs=moved, features=None)
+        return replace(self, inputs=moved, given_features=None)
 
     def perturbing(self, key: str | int) -> Seeds:
         """The same seeds with another of several inputs per example as the perturbed one."""
@@ -143,12 +135,12 @@ class Seeds:
         if others is None or key == others.perturbed:
             return self
         tensors = {**others.tensors, others.perturbed: self.inputs[:]}
-        seeds = _checked(tensors.pop(key).float(), self._labels, self.seed_id)
-        return seeds._with(classes=self.classes, others=OtherInputs(others.keys, key, tensors))
+        seeds = _checked(tensors.pop(key).float(), self.given_labels, self.seed_id)
+        return replace(seeds, classes=self.classes, others=OtherInputs(others.keys, key, tensors))
 
     def with_feature_names(self, names: Sequence[str]) -> Seeds:
         """The same seeds with names for the columns of a table."""
-        return self._with(features=InferredFeatures(self.inputs, tuple(names)))
+        return replace(self, given_features=InferredFeatures(self.inputs, tuple(names)))
 
     def with_classes(self, classes: Sequence[str] | None) -> Seeds:
         """The same seeds with names for the classes, if any are given."""
@@ -157,7 +149,7 @@ class Seeds:
         names = tuple(classes)
         if isinstance(classes, str) or not all(isinstance(name, str) for name in names):
             raise UsageError(f"classes must be names in the order of their numbers, got {classes!r}: give a list")
-        return self._with(classes=names or None)
+        return replace(self, classes=names or None)
 
     def with_features(self, features: Features | str | Path) -> Seeds:
         """The same seeds with features, or with those that a CSV file describes; all seeds must be valid."""
@@ -166,7 +158,7 @@ class Seeds:
         if features.coding is None and self.coding is not None:
             features = replace(features, coding=self.coding)
         features.check(self.inputs, self.seed_id)
-        return self._with(features=features)
+        return replace(self, given_features=features)
 
 
 class InferredFeatures:
@@ -222,13 +214,13 @@ def read_seeds(data: Any, max_seeds: int | None = None) -> Seeds:
 def _from_maite(dataset: Any) -> Seeds:
     data = read_maite(dataset)
     seeds = from_reader(data.read, data.shape, len(dataset), data.labels)
-    return seeds._with(classes=data.classes, datums=data.datums)
+    return replace(seeds, classes=data.classes, datums=data.datums)
 
 
 def _from_several(entries: dict[str | int, Any], labels: Any) -> Seeds:
     """Seeds from several inputs per example."""
     inputs, others = separate(entries)
-    return from_arrays(inputs, labels).in_memory()._with(others=others)
+    return replace(from_arrays(inputs, labels).in_memory(), others=others)
 
 
 def _from_frame(frame: Any, labels: Any) -> Seeds:
