@@ -161,11 +161,14 @@ def test_a_function_may_return_outcomes_and_margins():
 BAD = {
     "nothing": (lambda c, o, y: None, "got NoneType"),
     "numbers": (lambda c, o, y: o[:, 0], "got torch.float32"),
-    "one for all": (lambda c, o, y: True, r"got shape \[\]"),
+    "one for all": (lambda c, o, y: True, r"got torch.bool \[\]"),
     "text": (lambda c, o, y: "yes", "got str"),
-    "two values": (lambda c, o, y: (o[:, 0] > 0, o), "got 2 values"),
-    "a table": (lambda c, o, y: o > 0, r"must return a bool tensor \[3\], .* got shape \[3, 2\]"),
-    "negative outcome": (lambda c, o, y: (o[:, 0] > 0, np.full(3, -1), o[:, 0]), "got outcome -1"),
+    "two values": (lambda c, o, y: (o[:, 0] > 0, o), r"got torch.bool \[3\], torch.float32 \[3, 2\]"),
+    "a table": (lambda c, o, y: o > 0, r"must return a bool tensor \[3\], .* got torch.bool \[3, 2\]"),
+    "negative outcome": (
+        lambda c, o, y: (o[:, 0] > 0, np.full(3, -1), o[:, 0]),
+        r"outcomes of at least 0 and margins, got torch.bool",
+    ),
     "raises": (lambda c, o, y: 1 / 0, "raised ZeroDivisionError on outputs .*: division by zero"),
 }
 

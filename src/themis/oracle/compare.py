@@ -69,14 +69,20 @@ class Compare(Oracle):
     def compare(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> Verdict:
         result = self._call(self.function, clean_outputs, outputs, labels)
         parts = result if isinstance(result, tuple) else (result,)
-        if len(parts) not in (1, 3):
-            raise self._refusal(len(outputs), f"{len(parts)} values")
-        is_fault, *others = (self._column(part, outputs) for part in parts)
-        if is_fault.dtype != torch.bool:
-            raise self._refusal(len(outputs), f"{is_fault.dtype}")
+        try:
+            columns = [torch.as_tensor(part, device=outputs.device) for part in parts]
+        except (TypeError, ValueError, RuntimeError):
+            columns = []
+        has_shape = len(columns) in (1, 3) and all(column.shape == (len(outputs),) for column in columns)
+        has_form = has_shape and columns[0].dtype == torch.bool
+        if not has_form or (len(columns) == 3 and bool((columns[1][columns[0]] < 0).any())):
+            got = ", ".join(f"{column.dtype} {list(column.shape)}" for column in columns) or type(result).__name__
+            raise UsageError(
+                f"oracle {self.spec()!r} must return a bool tensor [{len(outputs)}], or a tuple of that, outcomes of "
+                f"at least 0 and margins, got {got}"
+            )
+        is_fault, *others = columns
         outcome, margin = others or (torch.zeros_like(is_fault, dtype=torch.int64), 1.0 - 2.0 * is_fault)
-        if bool((outcome[is_fault] < 0).any()):
-            raise self._refusal(len(outputs), f"outcome {int(outcome[is_fault].min())}")
         outcome = torch.where(is_fault, outcome.long(), KEPT_ANSWER)
         return Verdict(is_fault, outcome, margin).mark_not_finite(outputs)
 
@@ -105,21 +111,6 @@ class Compare(Oracle):
                 f"oracle {self.spec()!r} raised {type(error).__name__} on outputs {list(clean_outputs.shape)}: "
                 f"{first_line(error)}"
             ) from error
-
-    def _column(self, values: Any, outputs: Tensor) -> Tensor:
-        try:
-            column = torch.as_tensor(values, device=outputs.device)
-        except (TypeError, ValueError, RuntimeError):
-            raise self._refusal(len(outputs), type(values).__name__) from None
-        if column.shape != (len(outputs),):
-            raise self._refusal(len(outputs), f"shape {list(column.shape)}")
-        return column
-
-    def _refusal(self, n: int, got: str) -> UsageError:
-        return UsageError(
-            f"oracle {self.spec()!r} must return a bool tensor [{n}], or a tuple of that, outcomes of at least 0 and "
-            f"margins, got {got}"
-        )
 
 
 def _name_of(function: Any) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
-from inspect import Parameter
+from inspect import Parameter, Signature
 from itertools import chain
 from typing import Any, ClassVar, Protocol, get_args, runtime_checkable
 
@@ -581,28 +581,24 @@ class SideInputs:
         """
         assert self.others is not None
         inputs = {key: perturbed if key == self.others.perturbed else others[key] for key in self.others.keys}
-        parameters = _parameters(model)
-        if all(isinstance(key, str) for key in inputs):
-            names = {parameter.name for parameter in parameters}
-            takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-            if takes_any or names.issuperset(map(str, inputs)):
-                return Arguments((), {str(key): value for key, value in inputs.items()})
-            return Arguments((inputs,), {})
-        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        takes_any = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
-        values = tuple(inputs.values())
-        return Arguments(values if takes_any or len(positional) >= len(values) else (values,), {})
+        has_names = all(isinstance(key, str) for key in inputs)
+        named = {str(key): value for key, value in inputs.items()}
+        given = Arguments((), named) if has_names else Arguments(tuple(inputs.values()), {})
+        try:
+            _signature(model).bind_partial(*given.args, **given.kwargs)
+        except TypeError:
+            return Arguments((inputs if has_names else given.args,), {})
+        return given
 
 
-def _parameters(model: Callable[..., Any]) -> Sequence[Parameter]:
+def _signature(model: Callable[..., Any]) -> Signature:
     """The parameters of a function or a module; one if they cannot be known."""
     if isinstance(model, torch.jit.ScriptModule):
-        return [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in script_parameters(model)]
-    function = model.forward if isinstance(model, nn.Module) else model
+        return Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in script_parameters(model)])
     try:
-        return list(inspect.signature(function).parameters.values())
+        return inspect.signature(model.forward if isinstance(model, nn.Module) else model)
     except (TypeError, ValueError):  # a function of C
-        return [Parameter("inputs", Parameter.POSITIONAL_ONLY)]
+        return Signature([Parameter("inputs", Parameter.POSITIONAL_ONLY)])
 
 
 def _rows(tensor: Tensor, n: int, key: Key) -> Tensor:
