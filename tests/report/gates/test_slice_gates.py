@@ -95,7 +95,8 @@ def test_a_gate_fails_for_the_slice_over_the_limit_and_skips_those_too_small(run
         "max_fault_rate[weather night]": "FAILED",
     }
     lines = {result.gate: result.text for result in results.results}
-    assert lines["slices"] == "4 of 5 slices can be judged, which takes 9 tested seeds"
+    needed = "4 of 5 slices can be judged, which takes 9 tested seeds"
+    assert lines["slices"] == f"{needed}; the smallest of them is weather night with 100"
     assert lines["max_fault_rate[weather hail]"].endswith("; 9 are needed to judge it")
     assert words(check_gates(run.folder, Gates.of(max_fault_rate=0.2))) == words(results)
 

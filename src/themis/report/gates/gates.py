@@ -334,10 +334,13 @@ def check_slices(most: float, slices: Sequence[SliceRate]) -> list[GateResult]:
         remedy = "train on more inputs like these, or raise the limit"
         gate = f"max_fault_rate[{rate.name}]"
         results.append(GateResult(gate, not is_over, rate.at_least, most, text + needed, remedy, is_judged))
-    n_judged = sum(result.is_judged for result in results)
-    text = f"{n_judged} of {counted(n, 'slice')} can be judged, which takes {counted(least, 'tested seed')}"
+    judged = [rate for rate, result in zip(slices, results, strict=True) if result.is_judged]
+    text = f"{len(judged)} of {counted(n, 'slice')} can be judged, which takes {counted(least, 'tested seed')}"
+    if judged:
+        smallest = min(judged, key=lambda rate: rate.seeds)
+        text += f"; the smallest of them is {smallest.name} with {smallest.seeds:,}"
     remedy = "use more seeds or tests, columns with fewer values, or a higher limit"
-    return [GateResult("slices", n_judged > 0, None, None, text, remedy), *results]
+    return [GateResult("slices", bool(judged), None, None, text, remedy), *results]
 
 
 def _check_valid_rate(most: float, folder: Path | None) -> GateResult:
