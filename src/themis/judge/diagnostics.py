@@ -51,19 +51,18 @@ def rhat(draws: Tensor) -> Tensor:
     n_neurons, n_chains, _ = split.shape
     if n_chains < 4:
         return torch.full((n_neurons,), torch.nan, dtype=torch.float64)
-    flat = split.reshape(n_neurons, -1) + 0.0  # turns -0.0 into 0.0, which is equal but has other bits
+    flat = split.reshape(n_neurons, -1)
     n_all = flat.shape[1]
     # Normal quantiles (Blom) at ranks 1, 1.5, 2, ..., n; half ranks are those of ties.
     rank = 1 + torch.arange(2 * n_all - 1, dtype=torch.float64) / 2
     scores = torch.special.ndtri((rank - 0.375) / (n_all + 0.25)).to(flat)
 
-    label, is_tied = _order(flat, torch.arange(n_all).expand_as(flat), is_folded=False)
-    ascending = flat.gather(1, label)
-    bulk = _rhat(_score(scores, label, is_tied).view_as(split))
+    order, ascending, is_tied = _order(flat)
+    bulk = _rhat(_score(scores, order, is_tied).view_as(split))
 
     median = ascending[:, n_all // 2 - 1 : n_all // 2 + 1].mean(1, keepdim=True)
-    label, is_tied = _order((ascending - median).abs(), label, is_folded=True)
-    tail = _rhat(_score(scores, label, is_tied).view_as(split))
+    order, _, is_tied = _order((flat - median).abs())
+    tail = _rhat(_score(scores, order, is_tied).view_as(split))
 
     is_number = ~(ascending[:, 0].isnan() | ascending[:, -1].isnan())
     return torch.where(is_number, torch.where(tail > bulk, tail, bulk), torch.nan)
@@ -137,22 +136,11 @@ def _mean_autocovariance(centred: Tensor) -> Tensor:
     return covariance / (n_chains * n_draws)
 
 
-def _order(values: Tensor, labels: Tensor, *, is_folded: bool) -> tuple[Tensor, Tensor]:
-    """Labels in ascending order of their values, and which values equal the next one; `is_folded`: fall, then rise."""
-    if values.dtype == torch.float64:
-        ascending, order = values.sort(1)
-        return labels.gather(1, order), ascending[:, 1:] == ascending[:, :-1]
-    # Value and label in one integer: sorting integers alone is three times as fast as sorting floats with indices.
-    # Bits of floats rise with their value if positive; of negative ones all but the sign are flipped.
-    n_bits = values.shape[1].bit_length()
-    bits = values.view(torch.int32)
-    keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
-    keys.mul_(2**n_bits).add_(labels)
-    # NumPy's sort is vectorised, and its stable sort only merges runs that are already in order.
-    keys.numpy().sort(axis=1, kind="stable" if is_folded else "quicksort")
-    labels = keys & (2**n_bits - 1)
-    keys >>= n_bits
-    return labels, keys[:, 1:] == keys[:, :-1]
+def _order(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The places of values in ascending order, the values in that order, and which of them equal the next one."""
+    order = values.numpy().argsort(1)  # NumPy's sort is vectorised
+    ascending = values.gather(1, torch.from_numpy(order))
+    return torch.from_numpy(order), ascending, ascending[:, 1:] == ascending[:, :-1]
 
 
 def _score(scores: Tensor, label: Tensor, is_tied: Tensor) -> Tensor:
