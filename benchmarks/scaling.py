@@ -192,8 +192,8 @@ def _judge(*values: Any) -> Any:
     return judged
 
 
-def simulate_cluster(n_workers: int, cluster: Cluster) -> float:
-    """The share of the time of all workers in which they run chunks, in a long campaign on a cluster."""
+def simulate_cluster(n_workers: int, cluster: Cluster, n_tests: int) -> float:
+    """The share of the time of all workers in which they run chunks, in a campaign on a cluster."""
     ray, spans = VirtualRay(cluster), []
 
     class Span(themis.Callback):
@@ -219,7 +219,7 @@ def simulate_cluster(n_workers: int, cluster: Cluster) -> float:
     torch.manual_seed(0)
     layers = (nn.Flatten(), nn.Linear(48, 24), nn.ReLU(), nn.Linear(24, 10))
     target, inputs = Target(nn.Sequential(*layers), oracle="changed"), torch.rand(1000, 3, 4, 4)
-    stops = {"coverage": None, "plateau": None, "max_tests": LONG}
+    stops = {"coverage": None, "plateau": None, "max_tests": n_tests}
     themis.run(target, inputs, "gaussian", **stops, callbacks=[Span()], executor=RayExecutor(workers=n_workers))
     (began, n_before), (ended, n_after) = spans
     return (n_after - n_before) * cluster.chunk / n_workers / (ended - began)
@@ -474,7 +474,7 @@ def main() -> None:
     if arguments.one is not None:
         if arguments.cluster:
             chunk.CHUNK_MOST = arguments.chunk
-            print(simulate_cluster(arguments.one, Cluster(**json.loads(arguments.cluster))))
+            print(simulate_cluster(arguments.one, Cluster(**json.loads(arguments.cluster)), arguments.tests or LONG))
             return
         TracingMeasurer.weighs = arguments.model is not None
         model = arguments.model or "resnet56-cifar10"

@@ -1,7 +1,10 @@
 """The options of the executor ray, and what is said if the extra is missing."""
 
+import json
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -98,3 +101,12 @@ def test_results_that_depend_on_the_threads_fix_their_number():
         UsageError, match="cpus_per_worker must be 1, the threads that these results are computed with, got 2"
     ):
         choose_executor(RayExecutor(cpus_per_worker=2), 1)
+
+
+def test_few_workers_are_busy_in_long_rounds():
+    benchmark = Path(__file__).parents[2] / "benchmarks" / "scaling.py"
+    cluster = {"chunk": 0.1, "reply": 2e5, "sums": 8.5e6, "add": 1e-3, "judging": 0.03}
+    options = ["--one", 8, "--cluster", json.dumps(cluster), "--chunk", 32, "--tests", 50_000]
+    command = [sys.executable, str(benchmark), *map(str, options)]
+    share = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert 0.8 < float(share) < 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,6 +169,7 @@ class Space:
         return np.where(up, self.high, self.low)
 
 
+@runtime_checkable
 class Policy(Protocol):
     """Chooses the tests of the search stream and learns from the results of both streams.
 
