@@ -42,13 +42,15 @@ from searching.virtual_ray import LATENCY, Cluster, VirtualRay
 from torch import nn
 
 import themis
-from themis import RayExecutor, Target
-from themis.campaign import loop, remote
-from themis.compute import worker_pool
+from themis import Target
+from themis.campaign import loop, series
 from themis.data import Seeds
 from themis.measure import chunk
 from themis.measure.moments import Accumulator
 from themis.measure.runner import LocalMeasurer, Portion, Upcoming
+from themis_integrations import RayExecutor
+from themis_integrations.ray import measurer as remote
+from themis_integrations.ray import pool as worker_pool
 from themis_lab.zoo import choose_entry, data, load, resnet56
 
 QUICK = {"tests": 400, "seeds": 64, "workers": "2", "repeats": 1}
@@ -250,7 +252,7 @@ def run_one(
 
         remote.RemoteMeasurer._received = note  # type: ignore[method-assign]
     else:
-        remote.LocalMeasurer, loop.judge = TracingMeasurer, _judge  # type: ignore[attr-defined]
+        series.LocalMeasurer, loop.judge = TracingMeasurer, _judge  # type: ignore[attr-defined]
     began = time.perf_counter()
     run = themis.run(
         target,

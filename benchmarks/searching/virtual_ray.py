@@ -15,7 +15,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from themis.compute.worker_pool import ASIDE, WorkerHost
+from themis_integrations.ray.pool import ASIDE, WorkerHost
 
 LATENCY = 2e-3
 """Seconds from the end of a call in a worker to its answer's arrival, beside the time that its bytes take."""

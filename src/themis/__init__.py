@@ -9,7 +9,6 @@ from themis.version import __version__
 if TYPE_CHECKING:
     from themis.campaign.api import resume, run
     from themis.campaign.callback import Callback
-    from themis.compute.cluster import RayExecutor
     from themis.data.features import Features
     from themis.errors import DataError, MissingExtraError, ModelError, StoreError, ThemisError, UsageError
     from themis.judge.coverage import Coverage
@@ -37,7 +36,6 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 _HOMES = {
     "campaign.api": ("resume", "run"),
     "campaign.callback": ("Callback",),
-    "compute.cluster": ("RayExecutor",),
     "data.features": ("Features",),
     "errors": ("DataError", "MissingExtraError", "ModelError", "StoreError", "ThemisError", "UsageError"),
     "judge.coverage": ("Coverage",),
@@ -71,7 +69,6 @@ __all__ = [
     "Moments",
     "Normalize",
     "Perturbation",
-    "RayExecutor",
     "Run",
     "StoreError",
     "SuiteRun",

@@ -14,18 +14,29 @@ if TYPE_CHECKING:
     from themis_integrations.evidence.statement import verify_evidence
     from themis_integrations.maite import as_augmentation
     from themis_integrations.models.onnx import OnnxModel
+    from themis_integrations.ray.executor import RayExecutor
     from themis_integrations.trackers import MLflow, TensorBoard, Wandb
 
 _HOMES = {
     "MLflow": "trackers",
     "OnnxModel": "models.onnx",
+    "RayExecutor": "ray.executor",
     "TensorBoard": "trackers",
     "Wandb": "trackers",
     "as_augmentation": "maite",
     "verify_evidence": "evidence.statement",
     "write_evidence": "evidence.evidence",
 }
-__all__ = ["MLflow", "OnnxModel", "TensorBoard", "Wandb", "as_augmentation", "verify_evidence", "write_evidence"]
+__all__ = [
+    "MLflow",
+    "OnnxModel",
+    "RayExecutor",
+    "TensorBoard",
+    "Wandb",
+    "as_augmentation",
+    "verify_evidence",
+    "write_evidence",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,12 +16,15 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from themis.compute.cluster import RayExecutor, connected
-from themis.compute.worker_pool import RayPool
-from themis.errors import ModelError, StoreError, ThemisError
+from themis.campaign.setup import Executor as CampaignExecutor
+from themis.campaign.setup import choose_executor
+from themis.errors import ModelError, StoreError, ThemisError, UsageError
 from themis.experiments import Cell, CellEnd, ExperimentFolder, Listener
 from themis.reading import record
 from themis.text import foreign_output_on_stderr
+from themis_integrations.ray.cluster import connected
+from themis_integrations.ray.executor import RayExecutor
+from themis_integrations.ray.pool import RayPool
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -239,6 +242,14 @@ class RayCellExecutor:
                     result = Failure(str(error))
                 calls.update(islice(submitted, 1))
                 yield cell, result
+
+
+def choose_ray(executor: CampaignExecutor | str | None, threads: int) -> RayExecutor | None:
+    """The workers on Ray that were asked for; None if cells run in processes of this machine."""
+    chosen = choose_executor(executor, threads)
+    if chosen is not None and not isinstance(chosen, RayExecutor):
+        raise UsageError(f"executor must be local, ray or a RayExecutor, got {executor!r}")
+    return chosen
 
 
 def choose_cell_executor(workers: int | RayExecutor, threads: int = 1, lookahead: int | None = None) -> Executor:

@@ -5,9 +5,10 @@ import torch
 from number_cells import NumberCell, Squares
 from ray_case import PICTURES, Slow
 
-from themis import RayExecutor, Target
+from themis import Target
 from themis.errors import ModelError
 from themis.experiments import ExperimentFolder, Listener
+from themis_integrations import RayExecutor
 from themis_lab.comparison.api import compare
 from themis_lab.executors import CellKind, JsonResults, RayCellExecutor, run_cells
 

@@ -13,8 +13,7 @@ from torch import nn
 from themis.campaign.callback import Callback
 from themis.campaign.recorder import Callbacks
 from themis.campaign.series import open_series, open_stored
-from themis.campaign.setup import CampaignPlan, TestedModel, describe_columns, read_tested
-from themis.compute.cluster import RayExecutor, choose_executor
+from themis.campaign.setup import CampaignPlan, Executor, TestedModel, choose_executor, describe_columns, read_tested
 from themis.criteria import Criterion
 from themis.data.features import Features
 from themis.data.seeds import read_seeds
@@ -55,7 +54,7 @@ def run(
     classes: Sequence[str] | None = None,
     train: Any = None,
     rivals: Iterable[AnyTarget | nn.Module] = (),
-    executor: RayExecutor | str | None = None,
+    executor: Executor | str | None = None,
     **options: Unpack[RunOptions],
 ) -> Run:
     """Test `target` on `data` under `perturbation`. Options are the fields of `Settings`.
@@ -74,7 +73,7 @@ def run(
         classes: Class names by number; by default those that the data has.
         train: Data that the criterion learns from; by default the clean seeds.
         rivals: Other models of the same task, for a policy that compares the target with them.
-        executor: Where tests run: by default in this process; `RayExecutor` runs them in workers on Ray, with the same
+        executor: Where tests run: by default in this process; `ray` runs them in workers on Ray, with the same
             results.
     """
     refuse_target_options(options)
@@ -109,7 +108,7 @@ def resume(
     rivals: Iterable[AnyTarget | nn.Module] = (),
     callbacks: Iterable[Callback] = (),
     trust: Trusted = False,
-    executor: RayExecutor | str | None = None,
+    executor: Executor | str | None = None,
     **options: Unpack[ResumeOptions],
 ) -> Run:
     """Resume the run in the folder `out`; it ends as if it had never been stopped.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
@@ -15,11 +15,11 @@ import torch
 
 from themis.campaign.loop import has_finished, run_campaign
 from themis.campaign.recorder import Callbacks, Recorder
-from themis.campaign.remote import check_workers, start_workers
 from themis.campaign.setup import (
     CampaignCriterion,
     CampaignPlan,
     CleanSweep,
+    Executor,
     MakeMeasurer,
     Setup,
     TestedModel,
@@ -29,12 +29,12 @@ from themis.campaign.setup import (
     sweep_clean,
 )
 from themis.campaign.state import Clock, State
-from themis.compute.cluster import RayExecutor
 from themis.criteria import Criterion
 from themis.data.seeds import Seeds, read_seeds
 from themis.data.slices import read_seed_weights
 from themis.errors import DataError, ModelError, UsageError, warn
 from themis.measure.kernels_cuda import can_fold
+from themis.measure.runner import LocalMeasurer
 from themis.oracle import Oracle
 from themis.perturb import Perturbation
 from themis.perturb.perturbation import is_same_code
@@ -282,7 +282,7 @@ def open_series(
     tested: TestedModel,
     plan: CampaignPlan,
     *,
-    executor: RayExecutor | None = None,
+    executor: Executor | None = None,
     n_threads: int | None = None,
     train: Any = None,
 ) -> Iterator[CampaignSeries]:
@@ -292,12 +292,13 @@ def open_series(
         Thread(target=_load_ahead, args=(target.device,)).start()
     ledger_of(target, None if origin is None else origin.weights_path()).warn(seeds)
     if executor is not None:
-        check_workers(executor, target, plan.policy, plan.settings)
+        executor.check(target, plan.policy, plan.settings)
         n_threads = executor.threads
     with ExitStack() as stack:
         if n_threads is not None:
             stack.enter_context(threads(n_threads))
-        make_measurer = stack.enter_context(start_workers(executor, tested, plan))
+        made: Any = nullcontext(LocalMeasurer) if executor is None else executor.measurers(tested, plan)
+        make_measurer = stack.enter_context(made)
         for model in (target, *plan.policy.rivals):
             stack.enter_context(model.opened())
         yield CampaignSeries(tested, describe_environment(target.device), make_measurer, train)

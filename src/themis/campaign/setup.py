@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from themis.oracle.classes import is_classifier
 from themis.oracle.oracle import find_constant
 from themis.perturb import Perturbation
 from themis.perturb.perturbation import check_fits, check_gradient
+from themis.plugins import Extensible
 from themis.progress import step
 from themis.runs.estimates import SlicedSeeds
 from themis.runs.fault import NUMBER_TASKS, gives_answers
@@ -151,6 +153,45 @@ class CampaignPlan:
     policy: Policy
     """How tests are chosen; nothing else may use this object while the campaign runs."""
     settings: Settings
+
+
+@runtime_checkable
+class Executor(Protocol):
+    """Where tests run other than in this process. It never changes their results."""
+
+    @property
+    def threads(self) -> int:
+        """Threads that each test is computed with."""
+
+    def with_threads(self, threads: int | None) -> Executor:
+        """The same with as many threads as other results were computed with, None if any number will do.
+
+        Raises an error if it has another number, or if a package that it needs is missing.
+        """
+
+    def check(self, target: AnyTarget, policy: Policy, settings: Settings) -> None:
+        """Refuse campaigns that it cannot run."""
+
+    def measurers(self, tested: TestedModel, plan: CampaignPlan) -> AbstractContextManager[MakeMeasurer]:
+        """What makes the measurers of campaigns, as long as the block lasts; the target is not open yet."""
+
+
+EXECUTORS: Extensible[Callable[..., Executor]] = Extensible("themis.executors", {})
+
+
+def choose_executor(executor: Executor | str | None, threads: int | None = None) -> Executor | None:
+    """The executor that was asked for; None is the local one, which runs everything in this process.
+
+    threads: see `Executor.with_threads`.
+    """
+    if executor is None or executor == "local":
+        return None
+    if isinstance(executor, str) and executor in EXECUTORS:
+        executor = EXECUTORS[executor]()
+    if not isinstance(executor, Executor):
+        known = ", ".join(["local", *EXECUTORS])
+        raise UsageError(f"executor must be one of {known}, or an object such as RayExecutor(), got {executor!r}")
+    return executor.with_threads(threads)
 
 
 @dataclass(frozen=True)

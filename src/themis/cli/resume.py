@@ -24,7 +24,7 @@ from themis.suites.folder import is_suite
 from themis.text import print_text
 
 if TYPE_CHECKING:
-    from themis.compute.cluster import RayExecutor
+    from themis.campaign.setup import Executor
     from themis.report.gates.gates import Gates
 
 REMEDY = (
@@ -72,7 +72,7 @@ def execute(arguments: CommandLine) -> int:
     return finish(result, arguments, out=arguments.run, trackers=trackers, gates=gates, writes_report=not is_unchanged)
 
 
-def _resume_suite(arguments: CommandLine, gates: Gates, executor: RayExecutor | None) -> int:
+def _resume_suite(arguments: CommandLine, gates: Gates, executor: Executor | None) -> int:
     """Continue a suite; its limits are the number of tests of all its members, and the time."""
     from themis.cli.suite import suite_progress
     from themis.suites.api import resume_suite

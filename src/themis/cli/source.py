@@ -11,7 +11,6 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from themis.cli.options import CommandLine, Parser, add_fields, add_option, read_config_file
-from themis.compute.cluster import RayExecutor, choose_executor
 from themis.errors import UsageError
 from themis.runs import trust
 from themis.runs.source import Origin, recorded_origin
@@ -20,6 +19,7 @@ from themis.runs.store.schema import DATABASE, config
 from themis.settings import Settings
 
 if TYPE_CHECKING:
+    from themis.campaign.setup import Executor
     from themis.perturb import Perturbation
     from themis.runs.replay import Replayer
     from themis.suites.result import SuiteRun
@@ -156,12 +156,14 @@ def add_executor(parser: Parser, *, workers: str | None = WORKERS_HELP) -> None:
     add_option(group, "gpus_per_worker", float, 0.0, "GPUs of each worker; 0.5 lets two workers share one")
 
 
-def read_executor(arguments: CommandLine, *, shares_workers: bool = False) -> RayExecutor | None:
+def read_executor(arguments: CommandLine, *, shares_workers: bool = False) -> Executor | None:
     """The executor that is chosen, None for the local one; `shares_workers`: whether that has workers too."""
+    from themis.campaign.setup import EXECUTORS, choose_executor
+
     if choose_executor(arguments.executor) is not None:
-        n_workers = arguments.workers if "workers" in arguments.given else None
-        n_workers = RayExecutor.workers if n_workers is None else n_workers
-        return RayExecutor(n_workers, arguments.address, arguments.cpus_per_worker, arguments.gpus_per_worker)
+        names = (*RAY_ONLY, *(["workers"] if "workers" in arguments.given else []))
+        options = {name: getattr(arguments, name) for name in names}
+        return EXECUTORS[arguments.executor](**{name: value for name, value in options.items() if value is not None})
     for name in (*RAY_ONLY, *(() if shares_workers else ("workers",))):
         if name in arguments.given and getattr(arguments, name):  # a printed configuration has all options
             flag = f"--{name.replace('_', '-')}"

@@ -17,8 +17,15 @@ from torch import nn
 from themis.campaign.callback import Callback
 from themis.campaign.recorder import Callbacks
 from themis.campaign.series import CampaignSeries, open_series, refuse_changes
-from themis.campaign.setup import CampaignPlan, CleanSweep, TestedModel, class_of_seeds, read_tested
-from themis.compute.cluster import RayExecutor, choose_executor
+from themis.campaign.setup import (
+    CampaignPlan,
+    CleanSweep,
+    Executor,
+    TestedModel,
+    choose_executor,
+    class_of_seeds,
+    read_tested,
+)
 from themis.data.features import Features
 from themis.data.seeds import Seeds, read_seeds
 from themis.data.slices import SliceColumn, class_column, metadata_columns, read_seed_weights
@@ -78,7 +85,7 @@ class SuitePlan:
     options: SuiteOptions
     settings: Settings
     baseline: Baseline | None = None
-    executor: RayExecutor | None = None
+    executor: Executor | None = None
     """Where tests run: in this process by default."""
 
     def __post_init__(self) -> None:
@@ -136,7 +143,7 @@ def run_suite(
     classes: Sequence[str] | None = None,
     callbacks: Iterable[Callback] = (),
     listener: SuiteListener | None = None,
-    executor: RayExecutor | str | None = None,
+    executor: Executor | str | None = None,
     **options: Unpack[SuiteKeywords],
 ) -> SuiteRun:
     """Test `target` on `data` under every perturbation of a suite; all results are in one folder.
@@ -196,7 +203,7 @@ def resume_suite(
     max_seconds: float | None = None,
     callbacks: Iterable[Callback] = (),
     listener: SuiteListener | None = None,
-    executor: RayExecutor | str | None = None,
+    executor: Executor | str | None = None,
     trust: Trusted = False,
 ) -> SuiteRun:
     """Resume the suite in the folder `out`; it ends as if it had never been stopped.

@@ -13,7 +13,7 @@ from typing import Any, Unpack
 import numpy as np
 from torch import nn
 
-from themis.compute.cluster import RayExecutor, choose_executor
+from themis.campaign.setup import Executor
 from themis.data.seeds import Seeds, read_seeds
 from themis.errors import UsageError
 from themis.experiments import ExperimentFolder, ExperimentPlan, Listener
@@ -25,6 +25,7 @@ from themis.target.alignment import align_seeds, align_target
 from themis.target.blackbox import as_target
 from themis.target.fingerprint import hash_seeds
 from themis.target.target import AnyTarget
+from themis_integrations.ray.executor import RayExecutor
 from themis_lab.comparison.cells import (
     BOX,
     FULL,
@@ -50,7 +51,15 @@ from themis_lab.comparison.plan import (
 )
 from themis_lab.comparison.statistics import Array
 from themis_lab.comparison.summary import Comparison, Record, markdown, summarise
-from themis_lab.executors import CellKind, JsonResults, choose_cell_executor, read_result, run_cells, write_result
+from themis_lab.executors import (
+    CellKind,
+    JsonResults,
+    choose_cell_executor,
+    choose_ray,
+    read_result,
+    run_cells,
+    write_result,
+)
 from themis_lab.keywords import CompareOptions
 from themis_lab.techniques import DIFFERENTIAL
 
@@ -75,7 +84,7 @@ def compare(
     workers: int | None = 1,
     origin: Origin | None = None,
     listener: Listener | None = None,
-    executor: RayExecutor | str | None = None,
+    executor: Executor | str | None = None,
     **options: Unpack[CompareOptions],
 ) -> Comparison:
     """Compare techniques on `target` and `data` under `perturbation`; options are the fields of `ComparisonPlan`.
@@ -96,7 +105,7 @@ def compare(
     plan, listener = ComparisonPlan.of(**options), listener or Listener()
     if workers is not None and (isinstance(workers, bool) or workers < 1):
         raise UsageError(f"workers must be at least 1, or None, got {workers!r}")
-    on_ray = choose_executor(executor, plan.threads)
+    on_ray = choose_ray(executor, plan.threads)
     if origin is None and workers != 1 and on_ray is None:
         raise UsageError(
             f"workers must be 1 for a model in memory, got {workers}: name the model and the data in origin=..."

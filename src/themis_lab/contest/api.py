@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
-from themis.compute.cluster import RayExecutor, choose_executor
+from themis.campaign.setup import Executor
 from themis.errors import UsageError
 from themis.experiments import PLAN, ExperimentFolder, ExperimentPlan, Listener
 from themis.retraining.recipe import Recipe
@@ -18,10 +18,19 @@ from themis.runs.environment import describe_environment, threads
 from themis.runs.run import Run
 from themis.runs.source import Origin
 from themis.runs.trust import Trusted
+from themis_integrations.ray.executor import RayExecutor
 from themis_lab.contest.cells import Case, Contest, MakeCase, Record, failed_cell, make_runner
 from themis_lab.contest.plan import FREE_IN_CONTEST, FRESH, ContestCell, ContestPlan
 from themis_lab.contest.standings import TABLE_FILE, Contested, draw, markdown, summarise
-from themis_lab.executors import CellKind, JsonResults, choose_cell_executor, read_result, run_cells, write_result
+from themis_lab.executors import (
+    CellKind,
+    JsonResults,
+    choose_cell_executor,
+    choose_ray,
+    read_result,
+    run_cells,
+    write_result,
+)
 from themis_lab.keywords import ContestOptions
 
 CELLS_FOLDER, INPUTS_FILE, CONTEST_FILE, FIGURE_FILE = "cells", "inputs.json", "contest.json", "contest.png"
@@ -40,7 +49,7 @@ def contest_run(
     workers: int = 1,
     listener: Listener | None = None,
     trust: Trusted = False,
-    executor: RayExecutor | str | None = None,
+    executor: Executor | str | None = None,
     **options: Unpack[ContestOptions],
 ) -> Contested:
     """Let techniques choose inputs from the search seeds of a run, train on each choice, and judge them alike.
@@ -49,7 +58,7 @@ def contest_run(
     processes; more than one need a run folder that can make its model and data again. executor: `RayExecutor` runs the
     trainings in its workers instead. The other arguments are those of `retrain`.
     """
-    on_ray = choose_executor(executor, 1)
+    on_ray = choose_ray(executor, 1)
     of_recipe = {field.name for field in fields(Recipe)}
     recipe = Recipe.of(**{"fresh": FRESH, **{name: value for name, value in options.items() if name in of_recipe}})
     of_plan = {name: value for name, value in options.items() if name not in of_recipe or name == "random_seed"}

@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 from shlex import quote
 
-from themis.compute.cluster import RayExecutor, choose_executor
+from themis.campaign.setup import Executor
 from themis.errors import UsageError
 from themis.experiments import ExperimentFolder, ExperimentPlan, Listener
 from themis.perturb import choose_perturbation
 from themis.runs.environment import describe_environment, threads
 from themis.text import counted
+from themis_integrations.ray.executor import RayExecutor
 from themis_lab.comparison.plan import GRID, PAPER
 from themis_lab.evaluation.cells import CellWorker, Record, failed_evaluation, make_worker
 from themis_lab.evaluation.figures import draw_evaluation
@@ -23,7 +24,7 @@ from themis_lab.evaluation.page import CELLS_PAGE, cells_page, evaluation_page
 from themis_lab.evaluation.plan import EvaluationCell, EvaluationPlan, Kind, ModelSource, PairOptions
 from themis_lab.evaluation.summary import Evaluation, conclude_evaluation
 from themis_lab.evaluation.truth import can_be_mapped
-from themis_lab.executors import CellKind, JsonResults, choose_cell_executor, run_cells
+from themis_lab.executors import CellKind, JsonResults, choose_cell_executor, choose_ray, run_cells
 from themis_lab.zoo import ZOO, find_weights
 from themis_lab.zoo.nets import INSTALL
 
@@ -39,7 +40,7 @@ def evaluate(
     workers: int = 1,
     runs_cells: bool = True,
     listener: Listener | None = None,
-    executor: RayExecutor | str | None = None,
+    executor: Executor | str | None = None,
 ) -> Evaluation:
     """Run every cell of a plan that is not finished, and write tables, figures and a page to the folder `out`.
 
@@ -50,7 +51,7 @@ def evaluate(
     listener = listener or Listener()
     if isinstance(workers, bool) or workers < 1:
         raise UsageError(f"workers must be at least 1, got {workers!r}")
-    on_ray = choose_executor(executor, 1)
+    on_ray = choose_ray(executor, 1)
     devices = [plan.pair(*pair).device or plan.origin(pair[0]).device for pair in plan.pairs()]
     if on_ray is not None and any(device is not None and device.startswith("cuda") for device in devices):
         on_ray.check_device("cuda")

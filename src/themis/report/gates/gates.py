@@ -301,9 +301,12 @@ def _place(is_within: bool) -> str:
     return "within" if is_within else "over"
 
 
+REMEDY_OF_CLAIM = "improve the model, or claim less"
+
+
 def _check_decision(decision: Decision, name: str) -> GateResult:
     """The gate of a campaign that was to decide a claim; if it has not, the text says how much would decide it."""
-    remedy = "improve the model, or claim less"
+    remedy = REMEDY_OF_CLAIM
     if decision.verdict == UNDECIDED:
         remedy = f"continue it with themis resume {name} and a larger budget, or give more seeds"
     limit = read_claim(decision.claim)[1]

@@ -16,8 +16,9 @@ from interruptions import assert_same_end
 from ray_case import OPTIONS, PICTURES, Crashing, Raising, campaign, fault_set, kill, processes, workers
 
 import themis
-from themis import ModelError, RayExecutor, ThemisError, UsageError
+from themis import ModelError, ThemisError, UsageError
 from themis.runs.store.reader import Reader
+from themis_integrations import RayExecutor
 
 ray = pytest.importorskip("ray")
 pytestmark = [

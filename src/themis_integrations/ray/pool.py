@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
 
-from themis.compute.cluster import ROOM_SECONDS, RayExecutor, has_room
 from themis.errors import ModelError, ThemisError, first_line, warn
+from themis_integrations.ray.cluster import ROOM_SECONDS, RayWorkers, has_room
 
 MOST_CRASHES = 3
 """How many workers may die of the same call; and per worker, how many in a row before their first call."""
@@ -93,7 +93,7 @@ class RayPool:
     been lost because the next has ended the process. If three workers die of the same call, its result is an error.
     """
 
-    def __init__(self, ray: Any, executor: RayExecutor, make: Callable[[], Any]) -> None:
+    def __init__(self, ray: Any, executor: RayWorkers, make: Callable[[], Any]) -> None:
         self._ray, self._executor = ray, executor
         from ray import cloudpickle
 

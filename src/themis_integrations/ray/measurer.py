@@ -20,27 +20,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from themis.campaign.setup import CampaignPlan, MakeMeasurer, TestedModel, read_tested
-from themis.compute.cluster import RayExecutor, connected
-from themis.compute.worker_pool import RayPool
 from themis.data.seeds import Seeds
 from themis.errors import DataError, UsageError
 from themis.measure.calculator import Calculator, GradedChunk, Limits
 from themis.measure.fold import Objective
 from themis.measure.moments import Accumulator, Moments
-from themis.measure.runner import LocalMeasurer, Measurement, Portion, TestRunner, Upcoming
+from themis.measure.runner import Measurement, Portion, TestRunner, Upcoming
 from themis.measure.sweep import SWEEP, sweep_chunk, take_sweep
 from themis.measure.tests import FaultDetails, Ints, Tests
 from themis.oracle import Oracle, choose_oracle
 from themis.perturb import Perturbation
 from themis.progress import advance, step
 from themis.runs.source import Origin
-from themis.search import Policy
 from themis.search.kinds import MARGIN_ASCENT
 from themis.settings import Settings
 from themis.target.activations import Layer
-from themis.target.blackbox import BlackBox
 from themis.target.fingerprint import hash_tensors
 from themis.target.target import AnyTarget
+from themis_integrations.ray.cluster import RayWorkers, connected
+from themis_integrations.ray.pool import RayPool
 
 Array = NDArray[Any]
 TakenSums = dict[str, tuple[Array, list[int]]]
@@ -466,27 +464,9 @@ def _describe(objective: Objective | None) -> Ints | None:
     return array_of(objective.neurons)
 
 
-def check_workers(executor: RayExecutor, target: AnyTarget, policy: Policy, settings: Settings) -> None:
-    """Refuse campaigns that workers cannot run."""
-    executor.check_device(target.device.type)
-    if isinstance(target, BlackBox):
-        raise UsageError(
-            "executor ray runs models in its workers, but a black box is asked over a connection of its own: use the "
-            "local executor, and BlackBox(..., workers=...) to send several requests at once"
-        )
-    if settings.criterion is not None or policy.rivals or policy.is_guided:
-        raise UsageError(
-            "executor ray measures sensitivities only, and a criterion must see every activation in order: use the "
-            "local executor, or themis compare --executor ray, which runs whole campaigns in workers"
-        )
-
-
 @contextmanager
-def start_workers(executor: RayExecutor | None, tested: TestedModel, plan: CampaignPlan) -> Iterator[MakeMeasurer]:
-    """What runs the tests of a campaign, whose target is not open yet: this process, or workers in this block."""
-    if executor is None:
-        yield LocalMeasurer
-        return
+def start_workers(executor: RayWorkers, tested: TestedModel, plan: CampaignPlan) -> Iterator[MakeMeasurer]:
+    """What runs the tests of a campaign, whose target is not open yet: workers, in this block."""
     target, seeds, _, origin, _ = tested
     with connected(executor) as ray, ExitStack() as pools:
         words = origin if origin is not None and (origin.data or origin.zoo) else None

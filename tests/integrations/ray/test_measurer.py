@@ -1,6 +1,7 @@
 """Tests that run in workers have the same results as tests that run here, whatever their order, number and deaths."""
 
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -10,14 +11,16 @@ from interruptions import StopAt, assert_same_end
 from torch import nn
 
 import themis
-from themis import Against, BlackBox, RayExecutor, Target, UsageError
-from themis.campaign import series
-from themis.campaign.remote import ChunkWorker, RemoteMeasurer, check_workers
+from themis import Against, BlackBox, Target, UsageError
+from themis.campaign import api as campaign_api
 from themis.measure import chunk
 from themis.measure.calculator import Limits
 from themis.runs.store.reader import Reader
 from themis.search import choose_policy
 from themis.settings import Settings
+from themis.suites import api as suites_api
+from themis_integrations import RayExecutor
+from themis_integrations.ray.measurer import ChunkWorker, RemoteMeasurer
 
 ENDLESS = {"tolerance": 1e-12, "plateau": None}
 
@@ -61,24 +64,43 @@ def _small_chunks(monkeypatch):
     monkeypatch.setattr(chunk, "CHUNK_MOST", 8)
 
 
+@dataclass(frozen=True)
+class InProcess:
+    """An executor whose workers are in this process."""
+
+    n_workers: int
+    pools: list[InProcessPool]
+
+    @property
+    def threads(self):
+        return torch.get_num_threads()
+
+    def with_threads(self, threads):
+        return self
+
+    def check(self, target, policy, settings):
+        pass
+
+    @contextmanager
+    def measurers(self, tested, plan):
+        def make_measurer(calculator):
+            limits = Limits.of(plan.settings, calculator.device, calculator.chunk)
+            case = (tested.target, tested.seeds, plan.perturbation, calculator.layers, limits)
+            self.pools.append(InProcessPool(lambda: ChunkWorker(*case), self.n_workers, random_seed=self.n_workers))
+            return RemoteMeasurer(calculator, self.pools[-1])
+
+        yield make_measurer
+
+
 @pytest.fixture
 def in_workers(monkeypatch):
     """Campaigns run in workers of this process; returns a function that sets their number, and lists their pools."""
-    pools = []
 
     def use(n_workers):
-        @contextmanager
-        def start_workers(executor, tested, plan):
-            def make_measurer(calculator):
-                limits = Limits.of(plan.settings, calculator.device, calculator.chunk)
-                case = (tested.target, tested.seeds, plan.perturbation, calculator.layers, limits)
-                pools.append(InProcessPool(lambda: ChunkWorker(*case), n_workers, random_seed=n_workers))
-                return RemoteMeasurer(calculator, pools[-1])
-
-            yield make_measurer
-
-        monkeypatch.setattr(series, "start_workers", start_workers)
-        return pools
+        executor = InProcess(n_workers, [])
+        for module in (campaign_api, suites_api):
+            monkeypatch.setattr(module, "choose_executor", lambda *_: executor)
+        return executor.pools
 
     return use
 
@@ -188,4 +210,4 @@ def test_a_worker_that_runs_out_of_memory_halves_the_chunks_of_all(in_workers, m
 )
 def test_campaigns_that_workers_cannot_run_are_refused(executor, target, options, message):
     with pytest.raises(UsageError, match=message):
-        check_workers(executor, target, choose_policy("scheduled"), Settings.of(**options))
+        executor.check(target, choose_policy("scheduled"), Settings.of(**options))

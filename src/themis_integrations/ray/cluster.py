@@ -1,4 +1,4 @@
-"""Ray, the cluster engine that work is scaled out on: what is asked of it, and the connection to it."""
+"""What workers are asked of Ray, and the connection to it."""
 
 import logging
 import math
@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -33,17 +33,8 @@ priority of a local campaign, and if the driver is killed, its processes give up
 
 
 @dataclass(frozen=True)
-class RayExecutor:
-    """Work runs in workers on Ray (`pip install 'themis-dl[ray]'`). Where it runs never changes its results.
-
-    Args:
-        workers: Number of workers; each of them holds the model.
-        address: Address of a running cluster, `auto` for one that was started on this machine; by default
-            `RAY_ADDRESS`, or else a Ray of its own that ends with the work.
-        cpus_per_worker: CPUs reserved for each worker, and its number of threads; by default 1, or in a run that is
-            resumed as many threads as it was started with. Kernels may round differently with another number.
-        gpus_per_worker: GPUs reserved for each worker; 0.5 lets two workers share one.
-    """
+class RayWorkers:
+    """How many workers there are, and what each of them reserves."""
 
     workers: int = 2
     address: str | None = None
@@ -70,40 +61,9 @@ class RayExecutor:
         """How many workers may share the memory of a device: all of them, unless each has a GPU or a part of one."""
         return math.ceil(1 / self.gpus_per_worker) if self.gpus_per_worker else self.workers
 
-    def check_device(self, device: str) -> None:
-        """Refuse workers without a GPU for a model on one, and GPUs for a model that uses none."""
-        if device == "cuda" and not self.gpus_per_worker:
-            raise UsageError("gpus_per_worker must exceed 0 for a cuda model: pass 1, or 0.5 for two workers per GPU")
-        if device == "cpu" and self.gpus_per_worker:
-            raise UsageError(
-                f"gpus_per_worker must be 0 for a CPU model, got {self.gpus_per_worker:g}: move it to cuda"
-            )
-
-
-def choose_executor(executor: RayExecutor | str | None, threads: int | None = None) -> RayExecutor | None:
-    """The executor that was asked for; None is the local one, which runs everything in this process.
-
-    threads: those that each worker must have so that the results are the same; by default the executor decides.
-    Raises MissingExtraError if Ray is needed but not installed.
-    """
-    if executor is None or executor == "local":
-        return None
-    if not isinstance(executor, RayExecutor) and executor != "ray":
-        raise UsageError(f"executor must be local, ray or a RayExecutor, got {executor!r}")
-    import_ray()
-    chosen = RayExecutor() if isinstance(executor, str) else executor
-    if threads is None:
-        return chosen
-    if chosen.cpus_per_worker not in (None, threads):
-        raise UsageError(
-            f"cpus_per_worker must be {threads}, the threads that these results are computed with, got "
-            f"{chosen.cpus_per_worker}: leave it out"
-        )
-    return replace(chosen, cpus_per_worker=threads)
-
 
 @contextmanager
-def connected(executor: RayExecutor) -> Iterator[Any]:
+def connected(executor: RayWorkers) -> Iterator[Any]:
     """The module `ray`, connected to a cluster with room for the workers. A Ray that is started here ends here."""
     ray = import_ray()
     if ray.is_initialized():  # by the program that calls Themis
@@ -130,7 +90,7 @@ def import_ray() -> Any:
         return import_module("ray")
 
 
-def _start(ray: Any, executor: RayExecutor) -> None:
+def _start(ray: Any, executor: RayWorkers) -> None:
     """Start a Ray on this machine. Its CPUs are a count only: workers may share cores."""
     for name, value in _VARIABLES.items():
         os.environ.setdefault(name, value)
@@ -168,7 +128,7 @@ def _connect(ray: Any, address: str) -> None:
         raise UsageError(f"{problem} ({' '.join(str(error).split())}): {remedy}") from error
 
 
-def _check_room(ray: Any, executor: RayExecutor) -> None:
+def _check_room(ray: Any, executor: RayWorkers) -> None:
     """Refuse more workers than a cluster has room for, and to wait forever until a busy one can hold the first."""
     resources = ray.cluster_resources()
     for unit, each in _needs(executor).items():
@@ -189,12 +149,12 @@ def _check_room(ray: Any, executor: RayExecutor) -> None:
         time.sleep(0.5)
 
 
-def has_room(resources: dict[str, float], executor: RayExecutor) -> bool:
+def has_room(resources: dict[str, float], executor: RayWorkers) -> bool:
     """Whether these resources of a cluster suffice for a worker."""
     return all(resources.get(unit, 0.0) >= each for unit, each in _needs(executor).items())
 
 
-def _needs(executor: RayExecutor) -> dict[str, float]:
+def _needs(executor: RayWorkers) -> dict[str, float]:
     return {"CPU": executor.threads, "GPU": executor.gpus_per_worker}
 
 
