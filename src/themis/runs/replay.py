@@ -114,11 +114,6 @@ class LiveRun:
     def tested(self) -> Tested:
         return Tested(self.target.fingerprint(), hash_seeds(self.seeds), self.perturbation.code)
 
-    @property
-    def passes(self) -> int:
-        """Passes that the calculator had already spent on the campaign."""
-        return self.calculator.passes
-
     @contextmanager
     def opened(self, seed_id: Ints | None = None, chunk: int | None = None) -> Iterator[Calculator]:
         """The campaign's own calculator: it has all seeds, and its own number of tests per forward pass."""
@@ -149,8 +144,6 @@ class Replayer:
     origin: another way to create target and data than the recorded one. trust: whether code that the run folder names
     may run although the folder was not made here by this user; see `themis.runs.trust`.
     """
-
-    passes = 0
 
     def __init__(
         self,

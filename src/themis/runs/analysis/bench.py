@@ -26,16 +26,13 @@ seed is not a fault."""
 
 
 class TestBench:
-    """Runs tests in chunks of one shape, so that the steps of a bisection are comparable. The target must be open.
-
-    passes_before: passes that the calculator had spent before the bench.
-    """
+    """Runs tests in chunks of one shape, so that the steps of a bisection are comparable. The target must be open."""
 
     __test__ = False
 
-    def __init__(self, calculator: Calculator, random_seed: int, passes_before: int = 0) -> None:
+    def __init__(self, calculator: Calculator, random_seed: int) -> None:
         self.calculator, self.seeds, self.random_seed = calculator, calculator.seeds, random_seed
-        self._passes_before = passes_before
+        self._passes_before = calculator.passes
         self._n_done = self._n_tests = 0
         self.theta = calculator.perturbation.theta
         self.low, self.high, self.identity = (
@@ -93,7 +90,7 @@ class TestBench:
 
     @property
     def passes(self) -> int:
-        """Passes spent so far, including those on clean inputs."""
+        """Passes spent on tests so far."""
         return self.calculator.passes - self._passes_before
 
     @property
@@ -129,6 +126,5 @@ def tests_of(faults: Sequence[Fault], seeds: Seeds) -> Tests:
 @contextmanager
 def open_bench(run: Run, seed_id: Ints | None = None, chunk: int | None = None) -> Iterator[TestBench]:
     """A bench for these seeds, by default all; chunk: tests per forward pass, by default as recorded."""
-    passes_before = run.handle.passes
     with run.handle.opened(seed_id, chunk) as calculator:
-        yield TestBench(calculator, run.handle.random_seed, passes_before)
+        yield TestBench(calculator, run.handle.random_seed)
