@@ -238,36 +238,6 @@ def test_a_disk_that_fails_beside_the_campaign_stops_it(trained, tmp_path, monke
     assert [fault.id for fault in resumed.faults] == [fault.id for fault in whole.faults]
 
 
-@pytest.mark.parametrize("step", ["write_state", "_store_tensors"])
-def test_what_cannot_be_written_while_memory_is_short_is_written_between_two_chunks(
-    trained, tmp_path, monkeypatch, step
-):
-    whole = campaign(trained, out=tmp_path / "whole", magnitude=0.9)
-    monkeypatch.setattr(writer, "LATEST_FAULTS", 0.0)
-    monkeypatch.setattr(writer, "FIRST_CHECKPOINT", 0.0)
-    write, failed = getattr(writer._Store, step), []
-
-    def fail_beside_tests(self, *arguments):
-        result = write(self, *arguments)
-        if threading.current_thread() is not threading.main_thread():
-            failed.append(step)
-            raise MemoryError
-        return result
-
-    monkeypatch.setattr(writer._Store, step, fail_beside_tests)
-    result = campaign(trained, out=tmp_path / "run", magnitude=0.9)
-    assert failed
-    ids = [fault.id for fault in result.faults]
-    assert ids == [fault.id for fault in whole.faults]
-    with closing(Reader(tmp_path / "run")) as run, closing(Reader(tmp_path / "whole")) as expected:
-        stored, as_expected = run.tensors(ids), expected.tensors(ids)
-        used = {file for (file,) in run.select("DISTINCT tensors", "tensors IS NOT NULL")}
-    assert stored.keys() == as_expected.keys()
-    assert all(torch.equal(stored[id].inputs, as_expected[id].inputs) for id in stored)
-    assert {path.name for path in (tmp_path / "run/tensors").iterdir()} == used
-    assert len(list((tmp_path / "run/state").iterdir())) == 1
-
-
 def test_columns_that_share_their_memory_are_written_and_read(tmp_path):
     inputs = torch.rand(3, 1, 4, 4)
     rows = tensors.Tensors(torch.arange(3), inputs, inputs, inputs[:, 0, 0])

@@ -6,7 +6,6 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -233,16 +232,6 @@ class TensorStore:
         n_before = len(self._candidates["id"])
         self._candidates = {name: column[kept] for name, column in both.items()}
         return kept[n_before:]
-
-    @contextmanager
-    def unchanged_by_errors(self) -> Iterator[None]:
-        """A block that puts and forgets faults; if it raises, the same faults are stored as before."""
-        kept = self._kept
-        try:
-            yield
-        except BaseException:
-            self._kept = kept
-            raise
 
     def put(self, columns: dict[str, Array], tensors: Sequence[Tensors]) -> tuple[Ints, Ints]:
         """Store the new faults worth keeping; return the file of each (0: none), and the ids dropped for them.

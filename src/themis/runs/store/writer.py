@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from themis.errors import StoreError, warn
-from themis.measure.chunk import is_out_of_memory
 from themis.measure.tests import Bools
 from themis.runs.fault import COLUMNS
 from themis.runs.faults import Array
@@ -81,7 +80,6 @@ class Writer:
         self._n_added = self._n_stored = 0  # batches of faults, and rounds
         self._thread = ThreadPoolExecutor(1, "themis-store")
         self._writing: Future[None] | None = None
-        self._write_again: Callable[[], None] | None = None
 
     def create(self, record: dict[str, Any], max_stored: int, parts: bytes | None = None) -> None:
         """Begin to create a run: with what resuming and reporting need, and the split of the seeds."""
@@ -97,8 +95,6 @@ class Writer:
 
     def note(self, **values: Any) -> None:
         """Begin to add to the record, after what is being written; from then on, the campaign has begun its tests."""
-        if self._write_again is not None:
-            self.wait()  # since that may have to be repeated
         self._writing = self._thread.submit(self._note, _record_rows(values), self._writing)
 
     def _note(self, rows: list[tuple[str, str]], before: Future[None] | None) -> None:
@@ -144,8 +140,7 @@ class Writer:
         state = checkpoint() if checkpoint is not None and (now or began >= self._checkpoint_due) else None
         if is_due or state is not None:
             pending, self._pending = self._pending, _Pending(self._pending.stop)
-            write = partial(self._write, pending, self._n_added, state, began)
-            self._writing, self._write_again = self._thread.submit(write), write
+            self._writing = self._thread.submit(self._write, pending, self._n_added, state, began)
             seconds = min(LATEST_CHECKPOINT, WRITING_SHARE * (began - self._last_ended))
             if self._last_seconds <= seconds:
                 wait([self._writing], seconds)
@@ -156,18 +151,12 @@ class Writer:
     def wait(self) -> int:
         """Wait until nothing is being written, and return how many additions are on disk."""
         if self._writing is not None:
-            try:
-                self._writing.result()  # raises the error of the disk
-            except Exception as error:
-                if self._write_again is None or not is_out_of_memory(error):
-                    raise
-                self._write_again()  # with the memory of the tests, since none runs now
-                self._store.tensors.sweep()  # what the first attempt left
-            self._writing = self._write_again = None
+            self._writing.result()  # raises the error of the disk
+            self._writing = None
         return self._n_stored
 
     def _write(self, pending: _Pending, n_added: int, checkpoint: Checkpoint | None, began: float) -> None:
-        """Write what was pending and a checkpoint; if memory runs out, nothing has changed, and it can be repeated."""
+        """Write what was pending and a checkpoint."""
         with self._store.explained(), _yielding():
             state = None if checkpoint is None else self._store.write_state(checkpoint)
             stated = perf_counter()
@@ -297,19 +286,18 @@ class _Store:
 
     def write_rows(self, pending: _Pending, state: tuple[int, int, str] | None) -> None:
         """Write faults, rounds and the row of a checkpoint in one transaction."""
-        with self.tensors.unchanged_by_errors():
-            has_forgotten = self.tensors.forget(self.written, pending.stop)
-            columns, names, dropped = self._store_tensors(pending)
-            with _transaction(self.database) as database:
-                database.execute("DELETE FROM faults WHERE id >= ? AND id < ?", (self.written, pending.stop))
-                for first in range(0, len(names), ROWS_AT_ONCE):
-                    some = slice(first, first + ROWS_AT_ONCE)
-                    part = {name: column[some] for name, column in columns.items()}
-                    _insert(database, "INSERT INTO faults", _fault_rows(part, self.perturbation, names[some]))
-                database.executemany("UPDATE faults SET tensors = NULL WHERE id = ?", [(id,) for id in dropped])
-                _insert(database, "INSERT OR REPLACE INTO rounds", [_round_row(round) for round in pending.rounds])
-                if state is not None:
-                    database.execute("INSERT OR REPLACE INTO checkpoint VALUES (1, ?, ?, ?)", state)
+        has_forgotten = self.tensors.forget(self.written, pending.stop)
+        columns, names, dropped = self._store_tensors(pending)
+        with _transaction(self.database) as database:
+            database.execute("DELETE FROM faults WHERE id >= ? AND id < ?", (self.written, pending.stop))
+            for first in range(0, len(names), ROWS_AT_ONCE):
+                some = slice(first, first + ROWS_AT_ONCE)
+                part = {name: column[some] for name, column in columns.items()}
+                _insert(database, "INSERT INTO faults", _fault_rows(part, self.perturbation, names[some]))
+            database.executemany("UPDATE faults SET tensors = NULL WHERE id = ?", [(id,) for id in dropped])
+            _insert(database, "INSERT OR REPLACE INTO rounds", [_round_row(round) for round in pending.rounds])
+            if state is not None:
+                database.execute("INSERT OR REPLACE INTO checkpoint VALUES (1, ?, ?, ?)", state)
         self.written = pending.stop
         was_merged = bool(pending.columns) and self._merge_files()
         if was_merged or dropped or has_forgotten:
@@ -328,12 +316,7 @@ class _Store:
 
     def _merge_files(self) -> bool:
         """Merge files of tensors if there are many, and return whether some are of no more use."""
-        try:
-            moved = self.tensors.merge_files()
-        except Exception as error:
-            if is_out_of_memory(error):  # another time
-                return True
-            raise
+        moved = self.tensors.merge_files()
         pairs = [(file_name(number), id) for number, ids in moved.items() for id in ids.tolist()]
         if pairs:
             with _transaction(self.database) as database:
