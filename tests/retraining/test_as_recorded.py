@@ -18,7 +18,6 @@ from themis.retraining.material import of_faults
 from themis.runs.parts import read_parts
 from themis.runs.replay import Replayer
 from themis.runs.store.reader import Reader
-from themis.runs.store.tensors import write_weights
 from themis.target.ledger import Ledger
 
 pytestmark = [pytest.mark.xdist_group("as_recorded"), pytest.mark.usefixtures("few_held_out_tests")]
@@ -183,7 +182,5 @@ def test_a_black_box_is_split_too_and_never_written(case, tmp_path):
     result = themis.run(box, data, NOISE, out=tmp_path / "run", split=SHARES, max_tests=640)
     assert set(result.faults.columns["seed_id"].tolist()) <= set(parts.search.seed_id.tolist())
     assert read_parts(tmp_path / "run", data).judge.seed_id.tolist() == parts.judge.seed_id.tolist()
-    with pytest.raises(UsageError, match=r"must be those of an nn\.Module, got BlackBox"):
-        write_weights(tmp_path / "new.safetensors", box, Ledger(), {})
     with pytest.raises(DataError, match=REFUSED):  # it knows nothing, so the ledger must be given
         Ledger.of(parts.search).refuse(parts.search, "judge seeds")

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from themis.data.files import available_bytes
-from themis.errors import ModelError, StoreError, UsageError, first_line
+from themis.errors import ModelError, StoreError, first_line
 from themis.measure.tests import Bools, Ints
 from themis.reading import open_regular, parse_json, read_regular
 from themis.runs.faults import Array, telling
 from themis.runs.store.files import explained, write_file
 from themis.runs.store.schema import REMEDY, damage_explained
-from themis.target.ledger import COUNT_KEY, HASHES_KEY, Ledger, ledger_metadata, ledger_of
+from themis.target.ledger import Ledger, ledger_metadata, ledger_of
 
 _FILE = re.compile(r"\d{6,}\.safetensors")
 FEW_BYTES, MANY_FILES = 32 << 20, 32
@@ -356,16 +356,10 @@ def write_weights(path: Path, module: nn.Module, ledger: Ledger, about: dict[str
 
     ledger: what they were trained on, in addition to the module's own ledger. about: metadata in plain text.
     """
-    if not isinstance(module, nn.Module):
-        raise UsageError(f"weights must be those of an nn.Module, got {type(module).__name__}: pass target.module")
-    if path.suffix != ".safetensors":
-        raise UsageError(f"the weights file must end in .safetensors, got {path.name}: rename it")
     state = module.state_dict()
     for name, value in state.items():
         if not isinstance(value, Tensor):
             raise ModelError(f"weights must be tensors, but {name} is a {type(value).__name__}: make it a tensor")
-    if reserved := {HASHES_KEY, COUNT_KEY} & about.keys():
-        raise UsageError(f"about must not use the names of the ledger, got {min(reserved)!r}: rename it")
     metadata = {"format": "pt", **about, **ledger_metadata(ledger.merge(ledger_of(module)))}
     with explained(path):
         write_file(path, *content_of(state, metadata))
