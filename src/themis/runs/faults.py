@@ -96,11 +96,6 @@ class Faults(Sequence[Fault]):
             **plain,
         )
 
-    def selected(self) -> list[tuple[int, int]]:
-        """Seed and wrong outcome of each fault whose test raised the campaign's criterion."""
-        columns, raised = self.columns, self.columns["raised"]
-        return list(zip(columns["seed_id"][raised].tolist(), columns["answer"][raised].tolist(), strict=True))
-
     def distinct(self) -> list[Fault]:
         """One fault per seed and wrong outcome: the one with the smallest change."""
         best: dict[tuple[int, int], int] = {}

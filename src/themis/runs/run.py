@@ -297,7 +297,8 @@ class Run:
         """Result of the campaign's criterion: its score, the tests that raised it and the faults among them."""
         if self.start.criterion is None:
             return None
-        selected = self.faults.selected()
+        columns, raised = self.faults.columns, self.faults.columns["raised"]
+        selected = list(zip(columns["seed_id"][raised].tolist(), columns["answer"][raised].tolist(), strict=True))
         return {
             **self.start.criterion,
             "score": self.rounds[-1].criterion_score,
