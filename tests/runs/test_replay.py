@@ -9,6 +9,7 @@ from torch import nn
 
 import themis
 from themis.errors import DataError, UsageError
+from themis.perturb.names import PERTURBATIONS
 from themis.runs.replay import LiveRun, Replayer, as_run, live_handle
 from themis.runs.store.reader import Reader
 
@@ -81,3 +82,13 @@ def test_a_run_of_another_process_has_no_live_handle(stored):
 def test_seeds_that_the_data_does_not_have_are_refused(handles):
     with pytest.raises(DataError, match="the data must hold the fault's seed 99, but it has 30 other seeds"):
         handles[2].opened(np.array([99])).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("perturbation", "reason"),
+    [(PERTURBATIONS["brightness"], "got 'brightness' with"), ("gausian", "did you mean 'gaussian'")],
+)
+def test_another_perturbation_is_refused_with_the_reason(stored, perturbation, reason):
+    run = themis.open_run(stored[1], net(), data(), perturbation=perturbation)
+    with pytest.raises(UsageError, match=rf"the run's perturbation is 'gaussian' with theta .*, .*{reason}"):
+        run.faults[0].replay()

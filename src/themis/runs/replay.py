@@ -420,7 +420,6 @@ def recorded_oracle(run: Reader, requested: str | Oracle, permission: Permission
 def recorded_perturbation(run: Reader, requested: str | Perturbation | None, permission: Permission) -> Perturbation:
     """The run's perturbation by its name, or the requested one if it is the same."""
     name, magnitude = run.record["perturbation"], run.record["settings"]["magnitude"]
-    reason = "the name now belongs to another perturbation"
     if requested is None:
         permission.require(perturbation_code(name))
     try:
@@ -436,11 +435,12 @@ def recorded_perturbation(run: Reader, requested: str | Perturbation | None, per
         is_same = requested is not None or is_same_code(chosen.code, run.record["perturbation_code"])
         if is_same and (chosen.name, ranges) == (name, run.ranges):
             return chosen
+        reason = f"got {chosen.name!r} with {ranges}" if requested else "the name now belongs to another perturbation"
     except UsageError as error:
         reason = str(error)
     if requested is None:
         raise UsageError(f"the run's perturbation {name!r} is not known by name here: pass perturbation=... ({reason})")
-    raise UsageError(f"the run's perturbation is {name!r} with theta {run.ranges}, got {chosen.name!r} with {ranges}")
+    raise UsageError(f"the run's perturbation is {name!r} with theta {run.ranges}, {reason}")
 
 
 def _gap(a: Tensor, b: Tensor) -> float:
