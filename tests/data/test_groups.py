@@ -37,9 +37,9 @@ def test_a_file_names_the_group_of_each_seed_of_the_data(tmp_path):
 @pytest.mark.parametrize(
     ("names", "problem"),
     [
-        (["a"] * 5, "must have one line per seed, in the order of the data, but it has 5 lines for 6 seeds"),
-        (["patient"] + ["a"] * 6, "it has 7 lines for 6 seeds: write one name per line, without a heading"),
-        (["a", "a", "", "b", "b", "b"], "must name the group of every seed, but line 3 is empty"),
+        (["a"] * 5, "one per line in the order of the data, .* 5 lines, 0 of them empty, for 6 seeds"),
+        (["patient"] + ["a"] * 6, "without a heading, but it has 7 lines, 0 of them empty, for 6 seeds"),
+        (["a", "a", "", "b", "b", "b"], "must name the group of every seed, .* 6 lines, 1 of them empty, for 6 seeds"),
     ],
 )
 def test_a_file_that_does_not_fit_the_data_is_refused(tmp_path, names, problem):

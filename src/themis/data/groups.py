@@ -38,13 +38,11 @@ def read_groups(split_by: str, seeds: Seeds) -> Ints:
             f"{split_by} cannot be read ({reason}): check the path"
         ) from error
     n_needed, is_complete = int(index.max()) + 1, np.array_equal(index, np.arange(len(index)))
-    if len(names) < n_needed or (is_complete and len(names) > n_needed):
+    if len(names) < n_needed or (is_complete and len(names) > n_needed) or "" in names:
         raise DataError(
-            f"{split_by} must have one line per seed, in the order of the data, but it has {len(names):,} lines for "
-            f"{n_needed:,} seeds: write one name per line, without a heading"
+            f"{split_by} must name the group of every seed, one per line in the order of the data, without a heading, "
+            f"but it has {len(names):,} lines, {names.count(''):,} of them empty, for {n_needed:,} seeds: correct it"
         )
-    if "" in names:
-        raise DataError(f"{split_by} must name the group of every seed, but line {names.index('') + 1:,} is empty")
     number = {name: k for k, name in enumerate(sorted(set(names)))}  # an array of texts is as wide as the longest
     numbers: Ints = np.array([number[name] for name in names], np.int64)[index]
     return numbers
