@@ -298,33 +298,26 @@ def raindrops(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tens
     """Drops of water on the lens, large and small, that refract the scene, in the end upside down."""
     count, radius, x, y, refraction = columns(theta, inputs)
     right, below = places(inputs)
-    dome = _domes(inputs, rng, (x, y), count, radius, cell=0.25)
-    hidden, refracted, glint = dome.inside, dome.inside * dome.shade, dome.glint
-    right, below = right - refraction * dome.right, below - refraction * dome.below
+    hidden, shade, glint, beside, under = _domes(inputs, rng, (x, y), count, radius, cell=0.25)
+    refracted = hidden * shade
+    right, below = right - refraction * beside, below - refraction * under
     if side(inputs) > SMALL:  # fine drops between them, if they are visible
         clear = 1 - hidden
-        dome = _domes(inputs, rng, (x, y), count * 6, radius * 0.3, cell=0.085)
-        hidden, refracted = hidden + clear * dome.inside, refracted + clear * dome.inside * dome.shade
+        inside, shade, _, beside, under = _domes(inputs, rng, (x, y), count * 6, radius * 0.3, cell=0.085)
+        hidden, refracted = hidden + clear * inside, refracted + clear * inside * shade
         bend = refraction * clear
-        right, below = right - bend * dome.right, below - bend * dome.below
+        right, below = right - bend * beside, below - bend * under
     return warp(inputs, right, below).mul_(refracted).add_(inputs * (1 - hidden)).add_(glint)
-
-
-class Domes(NamedTuple):
-    """Drops on the lens, per pixel: whether a drop covers it, how much light the drop transmits and reflects, and the
-    offset of the pixel from the centre of the drop."""
-
-    inside: Tensor
-    shade: Tensor
-    glint: Tensor
-    right: Tensor
-    below: Tensor
 
 
 def _domes(
     pictures: Tensor, rng: Rng, middle: tuple[Tensor, Tensor], count: Tensor, radius: Tensor, cell: float
-) -> Domes:
-    """About `count` drops around `middle`."""
+) -> tuple[Tensor, ...]:
+    """About `count` drops on the lens around `middle`, per pixel.
+
+    Whether a drop covers it, how much light the drop transmits and reflects, and the offset from the centre of the drop
+    to the right and below.
+    """
     height, width = pictures.shape[2:]
     unit = side(pictures)
     size = max(2, round(cell * unit))
@@ -346,7 +339,7 @@ def _domes(
     def joined(part: Tensor) -> Tensor:
         return part.view(len(pictures), 1, down * size, across * size)[:, :, :height, :width]
 
-    return Domes(*(joined(part) for part in parts))
+    return tuple(joined(part) for part in parts)
 
 
 def _distribution(middle: Tensor, cells: int, size: float, length: float) -> Tensor:

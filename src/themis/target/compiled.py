@@ -58,14 +58,11 @@ class ScriptTracer:
     def _expose(self) -> None:
         try:
             graph, self._default_arguments = _frozen_graph(self.module)
-        except RuntimeError as error:
-            return self._warn(f"its graph cannot be frozen ({_last_line(error)})")
-        nodes = [(node, OPERATORS[kind]) for node in graph.nodes() if (kind := _kind(node)) in OPERATORS]
-        n_hidden = sum(_kind(node) in OPERATORS for node in all_nodes(graph)) - len(nodes)
-        try:
+            nodes = [(node, OPERATORS[kind]) for node in graph.nodes() if (kind := _kind(node)) in OPERATORS]
+            n_hidden = sum(_kind(node) in OPERATORS for node in all_nodes(graph)) - len(nodes)
             self._function = _with_outputs(graph, [node for node, _ in nodes])
         except RuntimeError as error:
-            return self._warn(f"its graph does not accept additional outputs ({_last_line(error)})")
+            return self._warn(f"its graph cannot be frozen and given more outputs ({_last_line(error)})")
         self._names = numbered([f"{name}()" for _, name in nodes])
         self.activation_results = set(self._names)
         if n_hidden:
