@@ -84,7 +84,7 @@ HOSTILE = {
         lambda: Path("t.csv").write_text("1," * (10 << 20)),
     ),
     "a name that no system has": ("csv:" + "x" * 5000, "the data file must exist", lambda: None),
-    "a folder for a file": ("csv:.", "the data file must exist, but . is a folder", lambda: None),
+    "a folder for a file": ("csv:.", "the data file must exist, but . is not a regular file", lambda: None),
     # Parquet
     "parquet cut": (
         "parquet:t.parquet",

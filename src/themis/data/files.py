@@ -27,9 +27,7 @@ MAX_HEADER = 1 << 16
 def existing_file(path: Path) -> Path:
     """The absolute path of an existing file: it may be read after the working directory has changed."""
     if not os.path.isfile(path):  # unlike Path.is_file, raises no error for invalid names
-        kind = "is a folder" if os.path.isdir(path) else "is not a regular file"
-        problem = kind if os.path.exists(path) else "does not"
-        raise DataError(f"the data file must exist, but {str(path)[:200]} {problem}: check the path")
+        raise DataError(f"the data file must exist, but {str(path)[:200]} is not a regular file: check the path")
     return path.absolute()
 
 
@@ -74,15 +72,9 @@ def read_npz(path: Path, names: tuple[str, ...]) -> dict[str, Numbers]:
 
     The sizes that an archive declares are checked before anything is unpacked.
     """
-    with data_errors(path, "a NumPy archive of numbers"):
-        with existing_file(path).open("rb") as file:
-            if file.read(6) == b"\x93NUMPY":
-                raise DataError(
-                    f"{path} must be a NumPy archive with an array 'inputs', got a single array: read it with npy:PATH"
-                )
-        with zipfile.ZipFile(path) as archive:
-            members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
-            return {name: _npz_array(archive, members[name], path) for name in names if name in members}
+    with data_errors(path, "a NumPy archive of numbers"), zipfile.ZipFile(existing_file(path)) as archive:
+        members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
+        return {name: _npz_array(archive, members[name], path) for name in names if name in members}
 
 
 def names_in_npz(path: Path) -> list[str]:

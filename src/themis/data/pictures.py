@@ -111,21 +111,15 @@ def _opened(file: Path | IO[bytes], name: Path | str) -> Iterator[Picture]:
 
     with data_errors(name, "a picture (PNG, JPEG, WebP or BMP)"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # large pictures are refused below, odd ones are read as well as possible
-        try:
-            image = Image.open(file, formats=PICTURE_FORMATS)
-        except Image.DecompressionBombError as error:
-            raise _too_large(name, "many more") from error
-        with image:
+        with Image.open(file, formats=PICTURE_FORMATS) as image:
             width, height = image.size
             if width * height > MAX_PIXELS:
-                raise _too_large(name, f"{width:,}x{height:,}")
+                raise DataError(
+                    f"{name} must have at most {MAX_PIXELS:,} pixels, got {width:,}x{height:,}: scale it down"
+                )
             if image.mode.startswith(("I", "F")):
                 raise DataError(f"{name} must have 8 bits per channel, but its mode is {image.mode}: convert it")
             yield image
-
-
-def _too_large(name: Path | str, size: str) -> DataError:
-    return DataError(f"{name} must have at most {MAX_PIXELS:,} pixels, got {size}: scale it down, or drop it")
 
 
 def parse_mode(mode: str | None) -> Mode | None:
