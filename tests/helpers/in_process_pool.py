@@ -33,6 +33,8 @@ class InProcessPool:
         return answer
 
     def combined(self, answer):
+        if self.waiting and self.random.random() < 0.5:
+            self.run_one()
         return answer()
 
     def _combine_all(self, method, combine, *values):
@@ -54,10 +56,6 @@ class InProcessPool:
     def hasten(self, call):
         assert call in self.waiting or call in self.done
         self.n_hastened += 1
-
-    def fill(self):
-        if self.waiting and self.random.random() < 0.5:
-            self.run_one()
 
     def result(self, call):
         while call not in self.done:

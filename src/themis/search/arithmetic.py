@@ -320,10 +320,5 @@ def _fit_curve(state: State, spreads: Numbers, broke: Bools, position: Ints) -> 
 
 
 def _logistic(x: Numbers) -> Numbers:
-    """The logistic function of `x`, which is overwritten."""
-    np.minimum(x, 30, out=x)
-    np.maximum(x, -30, out=x)
-    np.negative(x, out=x)
-    np.exp(x, out=x)
-    x += 1
-    return np.divide(1, x, out=x)
+    logistic: Numbers = 1 / (1 + np.exp(-x.clip(-30, 30)))
+    return logistic

@@ -333,7 +333,6 @@ class RemoteMeasurer:
                 self._owed[started.chunk.number] = started.chunk
             del self._handed[0]
             self._hand_over()
-        self.pool.fill()
 
     def _hand_over(self) -> None:
         """Let workers add up the sums of the chunks that were taken, while they run others."""

@@ -171,7 +171,7 @@ class RayPool:
         """Call a method of one worker; returns the number of the call.
 
         label: what the call is, in messages. group: calls of one group go to the same worker where that costs no time.
-        A call that is not urgent waits until a worker would be idle while others still work on urgent ones.
+        A call that is not urgent waits until a worker would be idle.
         """
         number, self._n_calls = self._n_calls, self._n_calls + 1
         call = self._calls[number] = _Call(method, values, number, label, group, is_urgent)
@@ -186,10 +186,6 @@ class RayPool:
         if hastened.is_waiting:
             self._wait(hastened)
         self._assign()
-
-    def fill(self) -> None:
-        """Give calls that are not urgent to workers that have nothing to do: no other will come for a while."""
-        self._assign(is_pausing=True)
 
     def result(self, call: int) -> Any:
         """Wait for what a call returns, and forget it. If it has raised an error or ended its workers, raise that."""
@@ -234,19 +230,15 @@ class RayPool:
             actor.send(_Call(method, values))
         return actor
 
-    def _assign(self, *, is_pausing: bool = False) -> None:
+    def _assign(self) -> None:
         """Give calls to workers that are free, and each worker its next call before it has answered, if that is urgent.
 
         A busy worker gets the call if it will be free first, which is the one that has been busy for longest: calls of
         no group take about the same time. Calls that have a group are long, and none of them should wait for a certain
         worker. Only the call whose result is awaited is made while many results have not been taken.
-
-        is_pausing: whether the driver makes no call for a while, so that workers get calls that are not urgent.
         """
         while (call := self._first_waiting()) is not None:
             if call is not self._awaited and len(self._done) >= AHEAD * self.n_workers:
-                return
-            if not (call.is_urgent or is_pausing or self._are_urgent_under_way()):
                 return
             depth = DEPTH if call.group is None and call.is_urgent else 1
             free = [actor for actor in self._actors if actor.is_ready and len(actor.calls) < depth]
@@ -273,14 +265,6 @@ class RayPool:
             heappop(self._waiting)
         return None
 
-    def _are_urgent_under_way(self) -> bool:
-        """Whether urgent calls are executed, so that a worker would wait for others; one that is alone never does.
-
-        The worker that answers the last urgent call is not given any other: the driver will have one for it at once.
-        """
-        under_way = (call for actor in self._actors for call, _ in actor.calls)
-        return len(self._actors) == 1 or any(call.is_urgent and call.number in self._calls for call in under_way)
-
     def _choose(self, actor: _Actor) -> _Call:
         """The next call for a worker: of a group that it has had, else of one that no other has, else the oldest."""
         elsewhere = {group for other in self._actors if other is not actor for group in other.groups}
@@ -297,7 +281,7 @@ class RayPool:
         for ref in ready:
             if ref is not aside:
                 self._receive(heads[ref])
-        self._assign(is_pausing=aside is not None)
+        self._assign()
         return aside is not None and aside in ready
 
     def _receive(self, actor: _Actor) -> None:
