@@ -216,13 +216,21 @@ def simulate_cluster(n_workers: int, cluster: Cluster, n_tests: int) -> float:
 
     sys.modules["ray"] = ray  # type: ignore[assignment]
     remote.connected, loop.judge = connected, judge  # type: ignore[assignment, attr-defined]
-    worker_pool.time = SimpleNamespace(monotonic=ray.now)  # type: ignore[attr-defined]
+    worker_pool.time = SimpleNamespace(monotonic=ray.now)  # type: ignore[attr-defined, assignment]
     torch.set_num_threads(1)
     torch.manual_seed(0)
     layers = (nn.Flatten(), nn.Linear(48, 24), nn.ReLU(), nn.Linear(24, 10))
     target, inputs = Target(nn.Sequential(*layers), oracle="changed"), torch.rand(1000, 3, 4, 4)
-    stops = {"coverage": None, "plateau": None, "max_tests": n_tests}
-    themis.run(target, inputs, "gaussian", **stops, callbacks=[Span()], executor=RayExecutor(workers=n_workers))
+    themis.run(
+        target,
+        inputs,
+        "gaussian",
+        max_tests=n_tests,
+        coverage=None,
+        plateau=None,
+        callbacks=[Span()],
+        executor=RayExecutor(workers=n_workers),
+    )
     (began, n_before), (ended, n_after) = spans
     return (n_after - n_before) * cluster.chunk / n_workers / (ended - began)
 
@@ -252,7 +260,7 @@ def run_one(
 
         remote.RemoteMeasurer._received = note  # type: ignore[method-assign]
     else:
-        series.LocalMeasurer, loop.judge = TracingMeasurer, _judge  # type: ignore[attr-defined]
+        series.LocalMeasurer, loop.judge = TracingMeasurer, _judge  # type: ignore[assignment, misc]
     began = time.perf_counter()
     run = themis.run(
         target,
@@ -312,7 +320,7 @@ def simulate(trace: dict[str, Any], n_workers: int, merge: float) -> float:
     free = [0.0] * n_workers
     proposals = [deque(chunks) for chunks in trace["chunks"]]
     ends: list[list[float]] = [[] for _ in proposals]
-    now = trace["between"][0]
+    now: float = trace["between"][0]
 
     def run(number: int, since: float) -> None:
         """The worker that is free first runs the next chunk of a proposal, which was made at `since`."""

@@ -107,7 +107,7 @@ class RayPool:
             ) from error
         self._make = ray.put(made)
         self._broadcasts: list[tuple[str, tuple[Any, ...]]] = []
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int | None, _Call] = {}
         """The calls whose results were not taken."""
         self._done: set[int | None] = set()
         """Those of them that were answered."""
