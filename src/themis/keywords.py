@@ -200,5 +200,3 @@ class RetrainOptions(RecipeOptions, total=False):
     """Uniform tests per judge seed, the same ones for every model. Default: 8."""
     passes: int | None
     """Passes per campaign on the judge seeds; by default enough for as many tests as the run had."""
-    limit: int | None
-    """Maximum number of faults to learn from, spread over seeds and outcomes; by default all."""

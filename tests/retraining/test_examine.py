@@ -17,7 +17,7 @@ from themis.retraining.changes import (
     Shift,
     changes,
     combine,
-    fault_verdict,
+    describe_faults,
     normal_interval,
     paired,
     t_interval,
@@ -91,7 +91,7 @@ def test_examining_the_same_model_twice_gives_the_same_reading_and_mends_no_faul
     assert again.mended.max() == 0
     row = changes(reading, [again])
     assert (row.disturbed.difference, row.distinct_faults.difference, row.mended[0]) == (0, 0, 0)
-    assert row.verdict == "kept"
+    assert row.words.startswith("0.0% of ")
 
 
 def test_the_counts_of_a_campaign_agree_with_its_columns(reading):
@@ -246,11 +246,14 @@ def _count(before, after):
     return Shift(before, after, after, after, None, None, None)
 
 
-def test_faults_that_move_elsewhere_are_not_called_mended():
-    assert fault_verdict((0.8, 0.8, 0.8), 100, _count(100, 30))[0] == "mended"
-    verdict, words = fault_verdict((0.8, 0.8, 0.8), 100, _count(100, 97))
-    assert verdict == "moved"
-    assert "the faults have moved elsewhere" in words
-    assert fault_verdict((0.1, 0.1, 0.1), 100, _count(100, 97))[0] == "kept"
-    assert fault_verdict((0.8, 0.8, 0.8), 3, _count(3, 3)) == ("", "")
-    assert fault_verdict(None, 100, _count(100, 97)) == ("", "")
+def test_faults_that_move_elsewhere_are_said_to():
+    moved = ": the faults have moved elsewhere."
+    assert not describe_faults((0.8, 0.8, 0.8), 100, _count(100, 30)).endswith(moved)
+    assert describe_faults((0.8, 0.8, 0.8), 100, _count(100, 97)).endswith(moved)
+    few_mended = describe_faults((0.1, 0.1, 0.1), 100, _count(100, 97))
+    assert few_mended == (
+        "10.0% of 100 old faults are now answered correctly, and a new campaign finds 97 distinct faults after 100 "
+        "before."
+    )
+    assert describe_faults((0.8, 0.8, 0.8), 3, _count(3, 3)) == ""
+    assert describe_faults(None, 100, _count(100, 97)) == ""

@@ -10,10 +10,10 @@ from torch import nn
 
 import themis
 from themis.data.seeds import read_seeds
-from themis.errors import DataError, UsageError
+from themis.errors import DataError
 from themis.measure.tests import Tests
 from themis.perturb import choose_perturbation, disturb
-from themis.retraining.material import of_faults, of_tests, spread_out
+from themis.retraining.material import of_faults, of_tests
 from themis.runs.store.reader import Reader
 
 pytestmark = pytest.mark.xdist_group("material")
@@ -121,31 +121,6 @@ def test_a_run_without_labels_is_refused_unless_the_clean_answer_is_the_label(ca
     assert torch.equal(material.clean.labels, answers[:3])
 
 
-def test_a_limit_takes_every_seed_before_any_outcome_twice(case):
-    target, seeds = case
-    perturbation, run = found(target, seeds, "gaussian", 1.5, tests=1500)
-    columns, n_distinct = run.faults.columns, len(run.faults.distinct())
-    n_seeds = len(np.unique(columns["seed_id"]))
-    assert n_seeds < n_distinct < len(run.faults)
-
-    def taken(limit):
-        material = of_faults(run.faults, seeds, perturbation, target, limit=limit)
-        assert len(material) == limit
-        at = spread_out(columns["seed_id"], columns["answer"], columns["distance"], limit)
-        return len(np.unique(material.seed)), len(set(zip(columns["seed_id"][at], columns["answer"][at], strict=True)))
-
-    assert taken(n_seeds)[0] == n_seeds
-    assert taken(n_distinct)[1] == n_distinct
-    assert taken(n_seeds // 2)[0] == n_seeds // 2
-
-
-def test_few_inputs_are_spread_over_outcomes():
-    seed_id = np.arange(100)
-    answer = np.where(seed_id < 90, 0, seed_id % 5 + 1)
-    taken = spread_out(seed_id, answer, np.linspace(0, 1, 100), 12)
-    assert np.array_equal(np.bincount(answer[taken]), [2, 2, 2, 2, 2, 2])
-
-
 def test_material_can_be_made_from_any_tests(case):
     target, seeds = case
     noise = choose_perturbation("gaussian", 0.5)
@@ -165,8 +140,6 @@ def test_inconsistent_material_is_refused(case):
     perturbation, run = found(target, seeds, "gaussian", 0.8)
     with pytest.raises(DataError, match="pool must hold the seed of every fault"):
         of_faults(run.faults, seeds[torch.arange(2)], perturbation, target)
-    with pytest.raises(UsageError, match="limit must be at least 1"):
-        of_faults(run.faults, seeds, perturbation, target, limit=0)
     _, none = found(target, seeds, "gaussian", 1e-6)
     with pytest.raises(DataError, match="needs faults to learn from"):
         of_faults(none.faults, seeds, perturbation, target)

@@ -219,7 +219,7 @@ def test_a_round_in_memory_carries_the_round_before(case, tuned):
     parts = case[3]
     result, target = case[0], tuned.target
     rest = parts.judge[: len(parts.judge) // 2]
-    material = of_faults(result.faults, parts.search, NOISE, target, limit=20, clean=rest)
+    material = of_faults(result.faults, parts.search, NOISE, target, clean=rest)
     again = tune(target, material, NOISE, Recipe(epochs=1))
     for seen in (parts.train, rest):  # the first round's, and this one's
         with pytest.raises(DataError, match=REFUSED):

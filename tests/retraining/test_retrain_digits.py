@@ -34,7 +34,7 @@ def test_digits_that_nobody_has_used_are_read_better(retrained):
         change = result.outcomes[0].change
         assert result.gain == change.disturbed.difference
         assert change.disturbed.over_seeds.low > 0
-        assert change.verdict == "mended"
+        assert not change.words.endswith("elsewhere.")
         assert change.distinct_faults.over_seeds.high < 0
         assert change.failing_seeds.over_seeds.high < 0
         assert change.held.over_seeds.low > 0

@@ -36,8 +36,6 @@ from themis.retraining.material import of_faults, of_tests
 from themis.retraining.recipe import Recipe
 from themis.retraining.tune import Epoch, mean_loss, tune
 from themis.retraining.weights import choose_parameters
-from themis.target.ledger import read_ledger
-from themis.target.loaders import load_weights
 
 pytestmark = [pytest.mark.xdist_group("tune"), pytest.mark.usefixtures("few_held_out_tests")]
 
@@ -53,7 +51,7 @@ def case(trained):
     rows = torch.arange(1000)
     pool, clean, judge = held_out[rows % 5 < 2], held_out[rows % 5 == 2], held_out[rows % 5 > 2]
     run = themis.run(target, pool, NOISE, max_tests=1500, coverage=None, plateau=None)
-    return target, of_faults(run.faults, pool, NOISE, target, clean=clean, limit=600), judge
+    return target, of_faults(run.faults, pool, NOISE, target, clean=clean), judge
 
 
 def some_tests(seed, theta):
@@ -362,7 +360,7 @@ def test_a_training_that_does_not_improve_stops_early(case):
     assert len(tune(target, material, NOISE, recipe).history) == 4  # no epoch is better than the first
 
 
-def test_a_loss_that_is_not_finite_is_an_error_and_the_best_weights_are_kept(case, tmp_path):
+def test_a_loss_that_is_not_finite_is_an_error_that_says_what_helps(case):
     target, material, _ = case
     calls = []
 
@@ -371,13 +369,8 @@ def test_a_loss_that_is_not_finite_is_an_error_and_the_best_weights_are_kept(cas
         loss = nn.functional.cross_entropy(outputs, labels)
         return loss * torch.nan if calls.count(64) > 8 and torch.is_grad_enabled() else loss
 
-    with pytest.raises(ModelError, match=r"not in epoch 3: lower learning_rate.*best weights \(epoch \d\) are in"):
-        tune(target, replace(material, loss=breaking), NOISE, Recipe(batches=4), folder=tmp_path)
-    again = copy.deepcopy(target.module)
-    load_weights(again, tmp_path / "best.safetensors")
-    assert all(bool(each.isfinite().all()) for each in again.parameters())
-    assert not same(weights(themis.Target(again)), weights(target))
-    assert len(read_ledger(tmp_path / "best.safetensors")) >= len(material.pool)
+    with pytest.raises(ModelError, match="not in epoch 3: lower learning_rate"):
+        tune(target, replace(material, loss=breaking), NOISE, Recipe(batches=4))
 
 
 def test_only_named_layers_are_trained(case):

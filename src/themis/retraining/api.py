@@ -174,11 +174,10 @@ def _run(retraining: Retraining, environment: dict[str, Any]) -> Retrained:
 def _material(retraining: Retraining) -> Material:
     """What models learn from: the faults of the runs, of which some may have none, and clean seeds."""
     source, parts = retraining.source, retraining.source.parts
-    given: dict[str, Any] = {"limit": retraining.plan.limit, "clean": parts.train}
     materials = [
-        of_faults(run.faults, parts.search, run.perturbation, source.target, run=run.folder, **given)
+        of_faults(run.faults, parts.search, run.perturbation, source.target, clean=parts.train, run=run.folder)
         if retraining.recipe.counts()[1]
-        else without_inputs(run.faults, parts.search, source.target, **given)
+        else without_inputs(run.faults, parts.search, source.target, clean=parts.train)
         for run in [run for run in source.all if len(run.faults)] or [source]
     ]
     return replace(join_material(materials), groups=source.groups, loss=retraining.loss)

@@ -17,12 +17,10 @@ MIN_RELATIVE_SPREAD = 1e-9
 """The spread, relative to the mean, below which values count as equal."""
 NORMAL_QUANTILE = 1.96
 """The quantile of the normal distribution for 95%."""
-MENDED_SHARE = 0.5
-"""The share of old faults that must now be answered correctly for them to count as mended."""
-AS_MANY_SHARE = 0.9
-"""A new campaign that finds at least this share of the earlier number of faults finds about as many."""
+MENDED_SHARE, AS_MANY_SHARE = 0.5, 0.9
+"""Faults have moved if at least these shares of the old ones are mended, and of their number found again."""
 MIN_OLD_FAULTS = 10
-"""With fewer old faults than this there is no verdict on where they went."""
+"""With fewer old faults than this, nothing is said about where they went."""
 
 
 MEANS = ("clean", "disturbed", "clean_error", "disturbed_error", "held")
@@ -72,10 +70,8 @@ class Changes:
     n_old: int
     mended: tuple[float, float, float] | None
     """The share of old faults that are now answered correctly: mean, least and most."""
-    verdict: str
-    """`mended`, `moved` (there are as many faults elsewhere), `kept`, or empty if it is unknown."""
     words: str
-    """The verdict as a sentence."""
+    """Where the faults went, as a sentence; empty if it is unknown."""
 
 
 def changes(before: Reading, after: Sequence[Reading]) -> Changes:
@@ -91,15 +87,13 @@ def changes(before: Reading, after: Sequence[Reading]) -> Changes:
     mended = [float(reading.mended.mean()) for reading in after if reading.mended is not None and len(reading.mended)]
     share = (float(np.mean(mended)), min(mended), max(mended)) if mended else None
     n_old = 0 if after[0].mended is None else len(after[0].mended)
-    verdict, words = fault_verdict(share, n_old, shifts["distinct_faults"])
     return Changes(
         perturbation=before.perturbation,
         n_seeds=n_seeds,
         n_runs=len(after),
         n_old=n_old,
         mended=share,
-        verdict=verdict,
-        words=words,
+        words=describe_faults(share, n_old, shifts["distinct_faults"]),
         **shifts,
     )
 
@@ -174,17 +168,13 @@ def combine(over_seeds: Estimate | None, over_runs: Estimate | None) -> Estimate
     return Estimate(value, value - reach, value + reach)
 
 
-def fault_verdict(mended: tuple[float, float, float] | None, n_old: int, distinct: Shift | None) -> tuple[str, str]:
-    """Whether faults were mended or moved, from the old faults answered correctly and those of a new campaign."""
+def describe_faults(mended: tuple[float, float, float] | None, n_old: int, distinct: Shift | None) -> str:
+    """Where the faults went, as a sentence: old ones answered correctly now, and those of a new campaign."""
     if mended is None or distinct is None or n_old < MIN_OLD_FAULTS:
-        return "", ""
-    text = f"{percent(mended[0])} of {n_old:,} old faults are now answered correctly, and a new campaign finds "
-    counts = f"{distinct.after:,.0f} distinct faults after {distinct.before:,.0f} before"
-    if distinct.after < AS_MANY_SHARE * distinct.before:
-        return "mended", f"{text}{counts}."
-    sure = distinct.combined if distinct.over_runs is not None else None
-    if sure is not None and sure.high < 0:
-        return "mended", f"{text}fewer, {counts}: a small part was mended."
-    if mended[0] >= MENDED_SHARE:
-        return "moved", f"{text}about as many, {counts}: the faults have moved elsewhere."
-    return "kept", f"{text}about as many, {counts}: little was mended."
+        return ""
+    text = (
+        f"{percent(mended[0])} of {n_old:,} old faults are now answered correctly, and a new campaign finds "
+        f"{distinct.after:,.0f} distinct faults after {distinct.before:,.0f} before"
+    )
+    have_moved = mended[0] >= MENDED_SHARE and distinct.after >= AS_MANY_SHARE * distinct.before
+    return f"{text}: the faults have moved elsewhere." if have_moved else f"{text}."

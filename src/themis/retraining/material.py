@@ -14,7 +14,7 @@ from torch import Tensor
 
 from themis.data.groups import Hashes, seed_hashes
 from themis.data.seeds import Seeds
-from themis.errors import DataError, UsageError, warn
+from themis.errors import DataError, warn
 from themis.measure.calculator import Calculator, Limits
 from themis.measure.chunk import columns_of
 from themis.measure.tests import Ints, Tests
@@ -60,17 +60,15 @@ def of_faults(
     perturbation: Perturbation,
     target: AnyTarget,
     *,
-    limit: int | None = None,
     clean: Seeds | None = None,
     run: Reader | None = None,
 ) -> Material:
     """Material from a campaign's faults: every input is identical to the one that the campaign tested.
 
-    pool: the seeds that the campaign searched. limit: the number of faults at most, spread over seeds and outcomes.
-    clean: the train part; by default none. run: the campaign's folder, whose stored inputs are used if an attack
-    created them.
+    pool: the seeds that the campaign searched. clean: the train part; by default none. run: the campaign's folder,
+    whose stored inputs are used if an attack created them.
     """
-    columns, seed = _columns(run_faults, pool, limit)
+    columns, seed = _columns(run_faults, pool)
     ids = columns["id"].tolist()
     stored = {} if run is None or not perturbation.passes else run.tensors(ids)
     tests = Tests(columns["id"], seed, columns["theta"], columns["noise_seed"], columns["kind"])
@@ -81,26 +79,21 @@ def of_faults(
     return material
 
 
-def without_inputs(
-    run_faults: Faults, pool: Seeds, target: AnyTarget, *, limit: int | None = None, clean: Seeds | None = None
-) -> Material:
+def without_inputs(run_faults: Faults, pool: Seeds, target: AnyTarget, *, clean: Seeds | None = None) -> Material:
     """The same if none of these inputs are trained on: to make them again may take long and much memory."""
-    _, seed = _columns(run_faults, pool, limit)
+    _, seed = _columns(run_faults, pool)
     pool, clean = _labelled(pool, clean, target)
     assert pool.labels is not None  # from the data, or the clean answers
     return Material(torch.empty(0, *pool.shape[1:]), pool.labels[:0], torch.from_numpy(seed), pool, clean)
 
 
-def _columns(run_faults: Faults, pool: Seeds, limit: int | None) -> tuple[dict[str, Any], Ints]:
-    """The columns of the faults to learn from, and the rows of their seeds in the pool."""
+def _columns(run_faults: Faults, pool: Seeds) -> tuple[dict[str, Any], Ints]:
+    """The columns of the faults, and the rows of their seeds in the pool."""
     if not len(run_faults):
         raise DataError(
             "retraining needs faults to learn from, but the run has none: raise its magnitude or its budget"
         )
-    columns = run_faults.columns
-    chosen = spread_out(columns["seed_id"], columns["answer"], columns["id"], limit)
-    columns = {name: column[chosen] for name, column in columns.items()}
-    return columns, rows_of(columns["seed_id"], pool)
+    return run_faults.columns, rows_of(run_faults.columns["seed_id"], pool)
 
 
 def of_tests(
@@ -167,22 +160,6 @@ def join_material(materials: Sequence[Material]) -> Material:
         disturbed_labels=torch.cat([each.disturbed_labels for each in materials]),
         seed=torch.cat([each.seed for each in materials]),
     )
-
-
-def spread_out(seed_id: Ints, answer: Ints, score: NDArray[Any], limit: int | None) -> Ints:
-    """The indices of the faults to take, ascending: one per seed first, then other outcomes, then repeated ones.
-
-    Within each of these, outcomes alternate and smaller scores come first. A campaign passes the number of the test as
-    the score, so that earlier faults are preferred.
-    """
-    if limit is not None and limit < 1:
-        raise UsageError(f"limit must be at least 1, or None for all faults, got {limit}")
-    if limit is None or len(seed_id) <= limit:
-        return np.arange(len(seed_id))
-    repeat = rank(score, answer, seed_id)
-    turn = rank(score, seed_id, repeat)
-    among = rank(score, answer, turn, repeat)
-    return np.sort(np.lexsort((score, among, turn, repeat))[:limit])
 
 
 def rows_of(seed_id: Ints, pool: Seeds) -> Ints:

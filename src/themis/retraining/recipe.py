@@ -186,15 +186,10 @@ class RetrainingPlan:
     passes: int | None = option(
         None, "passes per campaign on the judge seeds; by default enough for as many tests as the run had"
     )
-    limit: int | None = option(
-        None, "maximum number of faults to learn from, spread over seeds and outcomes; by default all"
-    )
 
     def __post_init__(self) -> None:
-        for name in ("random_seeds", "draws", "passes", "limit"):
-            value = getattr(self, name)
-            if value is not None or name not in ("passes", "limit"):
-                check_count(name, value)
+        for name in ("random_seeds", "draws", *([] if self.passes is None else ["passes"])):
+            check_count(name, getattr(self, name))
 
     @staticmethod
     def of(**options: Any) -> RetrainingPlan:

@@ -49,12 +49,9 @@ from themis.retraining.weights import (
     trainable_copy,
     training_key,
 )
-from themis.runs.store.tensors import write_weights
 from themis.target.ledger import Ledger, ledger_of, remember
 from themis.target.target import Target
 
-BEST_FILE = "best.safetensors"
-"""The file of the best weights if a training fails."""
 FOR_DROPOUT = 100
 MOMENTUM = 0.9
 MAX_FIRST_FALL = 0.1
@@ -188,10 +185,7 @@ def tune(
             report(epoch)
         while training.has_epochs_left:
             lower = training.next_lower([recipe.peak_rate * share for share in LOWER_RATES] if can_fall else [])
-            try:
-                training.step(may_fail=lower is not None)
-            except ModelError as error:
-                raise ModelError(f"{error}; {_keep_best(training, folder, ledger)}") from error
+            training.step(may_fail=lower is not None)
             lower = lower if training.has_broken(lower) else None
             if lower is None and folder is not None:
                 save(folder, {"key": key, **training.state()})
@@ -442,13 +436,3 @@ def _optimiser(recipe: Recipe, parameters: list[nn.Parameter], captures: bool) -
         return torch.optim.SGD(parameters, rate, momentum=MOMENTUM, nesterov=True, **options)
     kind = torch.optim.Adam if recipe.optimiser == "adam" else torch.optim.AdamW
     return kind(parameters, rate, capturable=captures, **options)
-
-
-def _keep_best(training: _Training, folder: Path | None, ledger: Ledger) -> str:
-    """Write the best weights of a training that failed; says where they are."""
-    if folder is None:
-        return "pass folder=... to keep the best weights found so far"
-    put_weights(training.target.module, training.best_weights)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_weights(folder / BEST_FILE, training.target.module, ledger, {"epoch": str(training.best)})
-    return f"the best weights (epoch {training.best}) are in {folder / BEST_FILE}"

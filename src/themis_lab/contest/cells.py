@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from themis.compute import rng
 from themis.criteria import choose_criterion
@@ -22,7 +23,7 @@ from themis.errors import UsageError
 from themis.measure.tests import Bools, Floats, Ints, Results, Tests
 from themis.perturb import Perturbation
 from themis.retraining.examine import Exam, Reading, examine
-from themis.retraining.material import of_tests, rank, spread_out
+from themis.retraining.material import of_tests, rank
 from themis.retraining.recipe import Recipe
 from themis.retraining.tune import tune
 from themis.runs.parts import Parts
@@ -119,6 +120,19 @@ def choose_tests(executed: ExecutedTests, n: int) -> Ints:
     margin = executed.margin[passing]
     turn = rank(margin, seed[passing])
     return np.concatenate([faults, passing[np.lexsort((margin, turn))]])[:n]
+
+
+def spread_out(seed_id: Ints, answer: Ints, score: NDArray[Any], n: int) -> Ints:
+    """The indices of the faults to take, ascending: one per seed first, then other outcomes, then repeated ones.
+
+    Within each of these, outcomes alternate and smaller scores come first.
+    """
+    if len(seed_id) <= n:
+        return np.arange(len(seed_id))
+    repeat = rank(score, answer, seed_id)
+    turn = rank(score, seed_id, repeat)
+    among = rank(score, answer, turn, repeat)
+    return np.sort(np.lexsort((score, among, turn, repeat))[:n])
 
 
 def refresh_tests(tests: Tests, perturbation: Perturbation, random_seed: int) -> Tests:

@@ -17,7 +17,6 @@ from themis.experiments import Listener
 from themis.measure.tests import Tests
 from themis.perturb import choose_perturbation
 from themis.retraining.grading import settled_oracle
-from themis.retraining.material import of_faults
 from themis.retraining.recipe import Recipe
 from themis.runs.parts import Parts
 from themis.target.ledger import Ledger, remember
@@ -31,6 +30,7 @@ from themis_lab.contest.cells import (
     fit_criterion,
     refresh_tests,
     run_technique,
+    spread_out,
 )
 from themis_lab.contest.plan import ContestCell, ContestPlan, choose_competitor
 from themis_lab.contest.standings import ranked, show, summarise
@@ -207,14 +207,11 @@ def test_every_distinct_fault_comes_before_a_second_one_of_its_kind():
     assert choose_tests(found, n).tolist() == [0, 1, 2, 3, 4, 6, 7, 5]  # then the nearest, each seed once
 
 
-def test_the_material_of_a_run_is_chosen_by_the_same_rule(case):
-    seeds, how = case.parts.search, {"max_passes": 700, "max_tests": None, "plateau": None, "coverage": None}
-    result = themis.run(case.target, seeds, case.perturbation, **how)
-    found = run_technique(choose_competitor("themis"), case.target, seeds, case.perturbation, passes=700, random_seed=0)
-    n = found.failing_seeds + 5
-    material = of_faults(result.faults, seeds, case.perturbation, case.target, limit=n)
-    assert material.seed.tolist() == found.tests.seed[choose_tests(found, n)].tolist()
-    assert len(set(material.seed.tolist())) == found.failing_seeds
+def test_few_inputs_are_spread_over_outcomes():
+    seed_id = np.arange(100)
+    answer = np.where(seed_id < 90, 0, seed_id % 5 + 1)
+    taken = spread_out(seed_id, answer, np.linspace(0, 1, 100), 12)
+    assert np.array_equal(np.bincount(answer[taken]), [2, 2, 2, 2, 2, 2])
 
 
 def test_a_retrained_model_is_searched_again_without_a_warning(case):
