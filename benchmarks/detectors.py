@@ -75,8 +75,8 @@ def draw_scenes(digits: Tensor, labels: Tensor, n: int, random_seed: int, device
     rng = torch.Generator(device).manual_seed(random_seed)
     digits, labels = digits.to(device), labels.to(device)
     scenes, objects = [], []
-    for rows in torch.arange(n).split(500):
-        scene, found = _draw(digits, labels, len(rows), rng)
+    for first in range(0, n, 500):
+        scene, found = _draw(digits, labels, min(500, n - first), rng)
         scenes.append(scene.cpu())
         objects.append(found.cpu())
     return torch.cat(scenes), torch.cat(objects)
@@ -202,7 +202,7 @@ def measure(arguments: argparse.Namespace) -> None:
     target = themis.Target(
         MODELS[arguments.model]().to(device),
         oracle=f"detection:0.5,score={LEAST_SCORE}",
-        preprocess=list,
+        preprocess=list,  # type: ignore[arg-type]  # the model takes a list of pictures
         output=Detections("torchvision", first_class=1),
         neurons="channel",
     )

@@ -301,9 +301,9 @@ def outcome_table(outcome: RetrainingOutcome) -> Table:
 def frontier_table(result: Retrained) -> Table:
     """Clean and disturbed score over the share of the way to the trained weights, a mean over random seeds."""
     chosen, first = result.point, result.frontier[0]
-    points_shown = {point.share: point for point in (*result.frontier, chosen)}
-    rows = []
-    for share, point in sorted(points_shown.items()):
+    shown = {point.share: point for point in (*result.frontier, chosen)}
+    rows: list[tuple[str, ...]] = []
+    for share, point in sorted(shown.items()):
         lost, gained = (
             NONE if not share else format_number(100 * change, 2, signed=True)
             for change in (point.lost, point.disturbed - first.disturbed)
