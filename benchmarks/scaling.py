@@ -260,7 +260,7 @@ def run_one(
 
         remote.RemoteMeasurer._received = note  # type: ignore[method-assign]
     else:
-        series.LocalMeasurer, loop.judge = TracingMeasurer, _judge  # type: ignore[assignment, misc]
+        series.LocalMeasurer, loop.judge = TracingMeasurer, _judge  # type: ignore[assignment, attr-defined]
     began = time.perf_counter()
     run = themis.run(
         target,
