@@ -402,7 +402,7 @@ def benches(arguments: argparse.Namespace, device: torch.device) -> list[Attacke
         target, digits = zoo.load("lenet5-mnist"), zoo.data("lenet5-mnist")
         models.append(("LeNet-5", target, digits.inputs, digits.labels, (0.1, 1.0, 5.0, 0.3, 1.0)))
     if not models:
-        from themis.cli.demo import make_data, make_model
+        from themis_lab.cli.demo import make_data, make_model
 
         digits = make_data()
         models.append(

@@ -25,9 +25,9 @@ from searching.arguments import add_quick, complete
 
 import themis
 import themis_lab
-from themis.cli.demo import make_data, make_model
 from themis.perturb import PERTURBATIONS
 from themis.text import percent
+from themis_lab.cli.demo import make_data, make_model
 
 QUICK = {"zoo": "", "tests": 200, "seeds": 200}
 FULL = {"zoo": "resnet56-cifar10" if os.environ.get("THEMIS_DATA") else "", "tests": 2000, "seeds": 1000}

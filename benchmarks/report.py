@@ -26,9 +26,9 @@ from rich.table import Table
 from searching.arguments import add_quick, complete
 
 import themis
-from themis.cli.demo import make_data, make_model
 from themis.report.page import write_report
 from themis.runs.environment import describe_environment
+from themis_lab.cli.demo import make_data, make_model
 
 AIM_SECONDS, AIM_BYTES = 2.0, 20e6
 

@@ -31,10 +31,10 @@ from searching.arguments import add_quick, complete
 import themis
 from themis import Target
 from themis.campaign import series
-from themis.cli.demo import make_data, make_model
 from themis.runs.environment import describe_environment
 from themis.runs.store.tensors import Tensors
 from themis.runs.store.writer import Writer
+from themis_lab.cli.demo import make_data, make_model
 
 AIM = 1.03
 QUICK, FULL = {"repeats": 1, "scale": 0.1}, {"repeats": 5, "scale": 1.0}

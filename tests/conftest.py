@@ -94,8 +94,8 @@ def digits():
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
     """LeNet-5 trained on the real digits, and the digits held out from its training."""
-    from themis.cli.demo import split, trained_lenet5
     from themis.data.readers import read_digits
+    from themis_lab.cli.demo import split, trained_lenet5
 
     # All workers of a test run share the cache, so that the model is trained only once.
     os.environ["THEMIS_CACHE"] = str(tmp_path_factory.getbasetemp().parent / "themis-cache")

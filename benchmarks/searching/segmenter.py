@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from searching.packs import ModelWithData
-from themis.cli.demo import split
 from themis.data.readers import read_digits
 from themis.data.seeds import Seeds
 from themis.target.target import Target
+from themis_lab.cli.demo import split
 
 NAME = "segmenter-digits"
 INK = 0.3

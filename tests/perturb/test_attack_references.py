@@ -22,7 +22,7 @@ ATTACK = {each.name: each for each in ATTACKS}
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
     """The demo's model, and held-out digits that it answers correctly."""
-    from themis.cli.demo import make_data, make_model
+    from themis_lab.cli.demo import make_data, make_model
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("THEMIS_CACHE", str(tmp_path_factory.mktemp("cache")))

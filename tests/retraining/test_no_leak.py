@@ -10,7 +10,6 @@ from torch import nn
 
 import themis
 from themis import DataError, Target
-from themis.cli.demo import lenet5
 from themis.data.seeds import Seeds, from_arrays, from_reader, read_seeds
 from themis.retraining.material import of_faults
 from themis.retraining.recipe import Recipe
@@ -19,6 +18,7 @@ from themis.runs.parts import split
 from themis.runs.store.tensors import write_weights
 from themis.target.ledger import Ledger, ledger_of, read_ledger
 from themis.target.loaders import load_weights
+from themis_lab.cli.demo import lenet5
 
 pytestmark = [pytest.mark.xdist_group("no_leak"), pytest.mark.usefixtures("few_held_out_tests")]
 

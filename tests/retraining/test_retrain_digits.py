@@ -5,9 +5,9 @@ import torch
 
 import themis
 from themis import Target
-from themis.cli.demo import split
 from themis.data.readers import read_digits
 from themis.runs.parts import read_parts
+from themis_lab.cli.demo import split
 
 pytestmark = pytest.mark.xdist_group("retrain_digits")
 

@@ -249,7 +249,7 @@ def test_the_command_line_splits_resumes_replays_and_groups(trained, tmp_path, m
     torch.save(model.state_dict(), tmp_path / "weights.pt")
     np.savez(tmp_path / "data.npz", inputs=digits.inputs[:300].numpy(), labels=digits.labels[:300].numpy())
     monkeypatch.chdir(tmp_path)
-    words = ["--model", "themis.cli.demo:lenet5", "--weights", "weights.pt", "--data", "npz:data.npz", "--perturb"]
+    words = ["--model", "themis_lab.cli.demo:lenet5", "--weights", "weights.pt", "--data", "npz:data.npz", "--perturb"]
     how = ["gaussian", "--magnitude", "0.3", "--max-tests", "640", "--json", "--split", "0.5,0.2,0.3"]
     assert main(["run", *words, *how, "--out", "a"]) == 0
     summary = json.loads(capsys.readouterr().out)

@@ -10,13 +10,13 @@ from torch import nn
 
 import themis
 from themis import BlackBox, DataError, Target
-from themis.cli.demo import lenet5
 from themis.data.groups import seed_hashes
 from themis.data.seeds import from_arrays
 from themis.runs.parts import split
 from themis.runs.source import Origin
 from themis.runs.store.tensors import write_weights
 from themis.target.ledger import Ledger, ledger_of, read_ledger, remember
+from themis_lab.cli.demo import lenet5
 
 
 def seeds_of(n: int, random_seed: int = 0):
@@ -74,7 +74,7 @@ def test_a_campaign_on_seeds_that_were_trained_on_warns(trained, tmp_path):
     some = digits[:200]
     parts = split(some, (0.5, 0.2, 0.3))
     write_weights(tmp_path / "new.safetensors", model, Ledger.of(parts.search, parts.train), {})
-    origin = Origin(model="themis.cli.demo:lenet5", weights=str(tmp_path / "new.safetensors"), data="digits")
+    origin = Origin(model="themis_lab.cli.demo:lenet5", weights=str(tmp_path / "new.safetensors"), data="digits")
     n = len(parts.search) + len(parts.train)
     with pytest.warns(RuntimeWarning, match=f"the weights were retrained on {n} of 200 seeds"):
         themis.run(origin.target(), some, "gaussian", origin=origin, **few)

@@ -14,7 +14,7 @@ def digits_run(trained, tmp_path_factory):
 
     net, held_out = trained
     out = tmp_path_factory.mktemp("digits") / "run"
-    origin = Origin(model="themis.cli.demo:make_model", data="themis.cli.demo:make_data")
+    origin = Origin(model="themis_lab.cli.demo:make_model", data="themis_lab.cli.demo:make_data")
     themis.run(net, held_out, "gaussian + rotate", magnitude=1.5, max_tests=6000, out=out, origin=origin)
     return out
 

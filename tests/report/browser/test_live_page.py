@@ -15,7 +15,7 @@ CAMPAIGN = """
 import sys, torch
 torch.set_num_threads(1)
 import themis
-from themis.cli.demo import make_data, make_model
+from themis_lab.cli.demo import make_data, make_model
 limits = {"coverage": None, "plateau": None, "max_tests": None, "max_seconds": 300}
 themis.run(make_model(), make_data(), "gaussian", magnitude=0.5, policy="random", **limits, out=sys.argv[1])
 """

@@ -26,7 +26,7 @@ HOLD = (
 )
 MODULE = """
 import torch
-from themis.cli.demo import lenet5
+from themis_lab.cli.demo import lenet5
 
 def net():
     model = lenet5()

@@ -1,5 +1,5 @@
-"""Train LeNet-5 on real MNIST digits (only once: the weights are cached), test it under noise on digits that it has not
-seen for at most 50 seconds, and draw its faults.
+"""Train LeNet-5 on real digits and test it, in a minute. The weights are kept, so that later runs only test. Digits that
+the model has not seen are put under noise for at most 50 seconds, and the faults are drawn.
 
 themis demo
 themis demo --perturb fgsm --policy paper --out runs/attack
@@ -67,7 +67,7 @@ def execute(arguments: CommandLine) -> int:
         held_out,
         arguments.perturb,
         out=out,
-        origin=Origin(model="themis.cli.demo:make_model", data="themis.cli.demo:make_data"),
+        origin=Origin(model="themis_lab.cli.demo:make_model", data="themis_lab.cli.demo:make_data"),
         callbacks=progress_callbacks(arguments),
         **options,
     )
