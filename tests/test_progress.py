@@ -85,7 +85,7 @@ def test_readers_say_how_far_they_are(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     assert steps_of(read) == ["reading: 100% of 36 bytes", "reading: 2 rows"]
-    monkeypatch.setattr(rows, "ROWS_PER_READ", 2)
+    monkeypatch.setattr(rows, "BLOCK_BYTES", 2 * 3 * 4)
     seeds = from_reader(lambda k: np.full(3, k), (3,), 5)
     read_into = []
     assert steps_of(lambda: read_into.append(seeds.in_memory())) == ["reading the inputs: 80% of 5 inputs"]

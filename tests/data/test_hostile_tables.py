@@ -98,7 +98,6 @@ HOSTILE = {
         "a row must have a label, but 'y' is empty",
         table(a=[1, 2], y=[0, None]),
     ),
-    "parquet with lists for labels": ("parquet:t.parquet", "labels must be numbers or names", table(a=[1], y=[[1, 2]])),
     "parquet without rows": ("parquet:t.parquet", "at least one row", table(a=np.zeros(0))),
     # data sets known by name
     "features without labels": (

@@ -250,7 +250,7 @@ def test_lazy_rows_can_be_sent_to_a_worker():
 
 
 def test_lazy_data_has_the_hash_of_the_same_data_in_memory(lazy, monkeypatch):
-    monkeypatch.setattr("themis.target.fingerprint.BYTES_AT_ONCE", 50)
+    monkeypatch.setattr(rows, "BLOCK_BYTES", 50)
     for labels in (LABELS, LABELS.float() / 3):
         read = read_seeds(Items(*zip(INPUTS, labels, strict=True)))
         assert isinstance(read.inputs, Rows)

@@ -92,7 +92,8 @@ def test_a_histogram_that_is_missing_is_refused_in_words(tmp_path):
     with pytest.raises(DataError) as refusal:
         read_distribution(f"histogram({tmp_path / 'nope.csv'})")
     path = str(tmp_path / "nope.csv")
-    assert str(refusal.value) == (f"a histogram must be a file, got {path!r}: No such file or directory; check it")
+    rule = "a histogram must be a file with lines low,high,count"
+    assert str(refusal.value) == f"{rule}, got {path!r}: No such file or directory; correct it"
 
 
 def test_a_theta_is_held_or_distributed():

@@ -21,8 +21,6 @@ CACHE_BYTES = 256 << 20
 """For larger data, the rows read last are cached up to this size (and up to an eighth of the available memory)."""
 BLOCK_BYTES = 16 << 20
 """Size of the inputs that are processed at a time."""
-ROWS_PER_READ = 64
-"""Rows that are read at a time into memory."""
 
 Read = Callable[[int], Tensor | Numbers]
 """Reads the input at an index of the data: `[...]`, numbers of any type."""
@@ -108,8 +106,8 @@ class Rows:
             return self
         with step("reading the inputs"):
             inputs = torch.empty(self.shape, device=self._device)
-            for first in range(0, len(self), ROWS_PER_READ):
-                inputs[first : first + ROWS_PER_READ] = self[first : first + ROWS_PER_READ]
+            for first, block in blocks(self):
+                inputs[first : first + len(block)] = block
                 advance(first, len(self), "inputs")
         return inputs
 

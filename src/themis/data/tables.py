@@ -287,11 +287,6 @@ def _parquet_blocks(table: Any, columns: Columns) -> Iterator[Block]:
             labels = labels.to_numpy(zero_copy_only=False)
         elif columns.label is not None:
             labels = labels.to_pylist()
-        if isinstance(labels, list) and labels and not isinstance(labels[0], str | int | float):
-            raise DataError(
-                f"{columns.path}: labels must be numbers or names, but {columns.label!r} holds "
-                f"{type(labels[0]).__name__}: choose another column with ?label="
-            )
         yield features, labels
         first += batch.num_rows
 

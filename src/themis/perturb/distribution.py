@@ -127,10 +127,11 @@ def _read_histogram(path: str) -> tuple[float, ...]:
         rows = [line.split(",") for line in lines if line.strip()]
         rows = rows[1:] if rows and rows[0][0].strip().isalpha() else rows
         bins = sorted((float(low), float(high), float(count)) for low, high, count in rows)
-    except OSError as error:
-        raise DataError(f"a histogram must be a file, got {path!r}: {error.strerror or error}; check it") from error
-    except ValueError as error:
-        raise DataError(f"a histogram must have lines low,high,count, but {path!r} has not: {error}; fix it") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(
+            f"a histogram must be a file with lines low,high,count, got {path!r}: {reason}; correct it"
+        ) from error
     if not 1 <= len(bins) <= MOST_BINS or any(a[1] != b[0] for a, b in pairwise(bins)):
         raise DataError(
             f"a histogram must have 1 to {MOST_BINS} bins, each beginning where another ends, but {path!r} has "

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from themis.data.rows import blocks
 from themis.data.seeds import Seeds
 from themis.progress import advance, step
 from themis.reading import open_regular
-
-BYTES_AT_ONCE = 16 << 20
-"""Size of the inputs that are hashed at a time."""
 
 
 def hash_model(module: nn.Module, version: str = "") -> str:
@@ -33,10 +30,9 @@ def hash_seeds(seeds: Seeds) -> str:
     """Return the SHA-256 of inputs, labels and seed ids; inputs are read in steps."""
     digest = hashlib.sha256()
     digest.update(f"inputs {torch.float32} {list(seeds.shape)};".encode())
-    size = max(1, BYTES_AT_ONCE * len(seeds) // max(1, math.prod(seeds.shape) * torch.float32.itemsize))
     with step("hashing the inputs"):
-        for first in range(0, len(seeds), size):
-            digest.update(_bytes(seeds.take(torch.arange(first, min(first + size, len(seeds))))))
+        for first, block in blocks(seeds.inputs):
+            digest.update(_bytes(block))
             advance(first, len(seeds), "inputs")
     # Asked for after the inputs, since some readers only learn the labels while reading them.
     labels = torch.empty(0) if seeds.labels is None else seeds.labels
