@@ -150,9 +150,11 @@ def _foreseen(setup: Setup, state: State) -> Iterator[Portion]:
         return
     foreseen = PartialRound(next_round_size(setup, state, state.tally.tests))
     kept = state.policy.state
-    state.policy.state = deepcopy(kept)
-    foreseen.propose(*_proposals(setup, state, foreseen.n_unproposed))
-    state.policy.state = kept
+    try:
+        state.policy.state = deepcopy(kept)
+        foreseen.propose(*_proposals(setup, state, foreseen.n_unproposed))
+    finally:
+        state.policy.state = kept
     yield _portion(setup, state, foreseen.stream, foreseen.pending)
     yield from _upcoming(setup, state, foreseen)
 

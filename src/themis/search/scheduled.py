@@ -95,11 +95,9 @@ class Scheduled(Policy):
         kinds.follow(state, space, tests, results)
         position = space.position(tests.seed)
         if len(tests) and tests.number[0] == state["first"]:
-            spreads = state["spreads"][: len(tests)]
-            if space.is_random and results.is_dropped is None:
-                self._learn(tests, position, results, spreads)
-            elif (own := results.was_run & (tests.kind != "redrawn")).any():
-                self._learn(tests[own], position[own], results[own], spreads[own])
+            own = results.was_run & (tests.kind != "redrawn")
+            if own.any():
+                self._learn(tests[own], position[own], results[own], state["spreads"][: len(tests)][own])
         if results.is_dropped is not None:
             run = results.was_run
             tests, results, position = tests[run], results[run], position[run]

@@ -318,7 +318,9 @@ class RemoteMeasurer:
         self._hand_over()
         while self._handed:
             answer, owed = self._handed[0]
-            for stream, (sums, numbers) in (self.pool.combined(answer) or {}).items():
+            taken = self.pool.combined(answer) or {}
+            del self._handed[0]
+            for stream, (sums, numbers) in taken.items():
                 self._streams[stream].commit_sums(self._on_device(sums), 0)
                 for number in numbers:
                     del owed[number]
@@ -331,7 +333,6 @@ class RemoteMeasurer:
             for started in again:
                 self.pool.result(started.call)
                 self._owed[started.chunk.number] = started.chunk
-            del self._handed[0]
             self._hand_over()
 
     def _hand_over(self) -> None:
