@@ -297,7 +297,7 @@ def test_data_and_models_that_cannot_be_trained_on_are_refused(small):
         retrain(run, data=data, train=(judge.inputs[:5], judge.labels[:5]), **QUICK)
     box = BlackBox(lambda inputs: net(torch.as_tensor(inputs)).detach().numpy(), oracle="wrong")
     boxed = themis.run(box, data, "gaussian", magnitude=0.5, max_tests=200, split=(0.4, 0.3, 0.3))
-    with pytest.raises((UsageError, ModelError), match="a BlackBox, whose weights are not visible"):
+    with pytest.raises((UsageError, ModelError), match="not a TorchScript or exported program, got a BlackBox"):
         retrain(boxed, data=data, **QUICK)
 
 

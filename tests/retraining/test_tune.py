@@ -402,7 +402,7 @@ def test_training_that_cannot_run_is_refused(case):
     exported = themis.Target(torch.export.export(target.module, (inputs,)).module())
     box = themis.BlackBox(lambda x: target.forward(x))
     for refused in (script, exported, box, themis.Target(nn.Flatten())):
-        with pytest.raises(UsageError, match="retraining needs a PyTorch model, got"):
+        with pytest.raises(UsageError, match="retraining needs a PyTorch module with parameters"):
             tune(refused, material, NOISE, Recipe())
 
 

@@ -43,19 +43,13 @@ State = dict[str, Any]
 
 def check_trainable(target: AnyTarget) -> None:
     """Raise an error if a target has no weights that can be trained."""
-    problem = None
-    if not isinstance(target, Target):
-        problem = f"a {type(target).__name__}, whose weights are not visible"
-    elif isinstance(target.module, torch.jit.ScriptModule):
-        problem = "a TorchScript program"
-    elif is_exported(target.module):
-        problem = "an exported program, whose graph is fixed to evaluation mode"
-    elif not _trainable(target.module):
-        problem = f"a {type(target.module).__name__} without parameters"
-    if problem is not None:
+    module = target.module if isinstance(target, Target) else None
+    is_program = module is not None and (isinstance(module, torch.jit.ScriptModule) or is_exported(module))
+    if module is None or is_program or not _trainable(module):
+        kind = type(target if module is None else module).__name__
         raise UsageError(
-            f"retraining needs a PyTorch model, got {problem}: give the nn.Module that it was made from, with its "
-            "weights"
+            "retraining needs a PyTorch module with parameters that is not a TorchScript or exported program, got a "
+            f"{kind}: give the nn.Module that it was made from, with its weights"
         )
 
 
