@@ -1,5 +1,5 @@
-"""Train LeNet-5 on real digits and test it, in a minute. The weights are kept, so that later runs only test. Digits that
-the model has not seen are put under noise for at most 50 seconds, and the faults are drawn.
+"""Train LeNet-5 on real digits and test it, in a minute. The weights are kept, so that later runs only test. Digits
+that the model has not seen are put under noise for at most 50 seconds, and the faults are drawn.
 
 themis demo
 themis demo --perturb fgsm --policy paper --out runs/attack
