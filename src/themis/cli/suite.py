@@ -64,7 +64,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def execute(arguments: CommandLine) -> int:
-    from themis.suites.definition import SUITES, choose_suite
+    from themis.suites.definition import SUITES, choose_suite, is_graded_only
 
     options = fields_of(SuiteOptions, arguments.given)
     options |= {
@@ -87,9 +87,7 @@ def execute(arguments: CommandLine) -> int:
         return DONE
     require(arguments, "model", "data")
     origin = named_origin(arguments)
-    from themis.suites.published import is_published
-
-    if not (is_published(source) or (isinstance(source, str) and source in SUITES)):
+    if not (is_graded_only(source) or (isinstance(source, str) and source in SUITES)):
         with origin.in_folder():
             choose_suite(source, ())  # rejects unknown names before the model is loaded
     from themis.suites.api import run_suite
@@ -126,7 +124,7 @@ def _source(arguments: CommandLine) -> Any:
         return arguments.perturb
     name = str(arguments.suite)
     reader, colon, path = name.partition(":")
-    if colon:  # published files
+    if colon:  # it is graded on what is there
         return f"{reader}:{Path(path).absolute()}"
     return str(Path(name).absolute()) if name.endswith((".yaml", ".yml")) else name
 

@@ -9,7 +9,6 @@ from urllib.parse import parse_qsl
 import numpy as np
 import torch
 
-from themis.data.corrupted import CORRUPTED
 from themis.data.files import Numbers, existing_file, names_in_npz, read_npy, read_npz
 from themis.data.pictures import image_seeds
 from themis.data.seeds import Seeds, from_arrays
@@ -71,7 +70,6 @@ _OWN: dict[str, Callable[..., Seeds]] = {
     "npy": npy_seeds,
     "csv": csv_seeds,
     "parquet": parquet_seeds,
-    **CORRUPTED,
     "digits": read_digits,
 }
 READERS: Extensible[Callable[..., Seeds]] = Extensible("themis.readers", _OWN)

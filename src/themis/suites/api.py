@@ -45,11 +45,18 @@ from themis.search import choose_policy
 from themis.search.boundary import Boundary
 from themis.settings import UNDECIDED, Settings
 from themis.suites.budget import OPEN_REASONS, BudgetStep, MemberProgress, fixed_steps, next_step
-from themis.suites.definition import MEMBER_KEYS, SuiteDefinition, SuiteMember, choose_suite, read_suite
+from themis.suites.definition import (
+    MEMBER_KEYS,
+    SuiteDefinition,
+    SuiteMember,
+    choose_suite,
+    grader,
+    is_graded_only,
+    read_suite,
+)
 from themis.suites.folder import RESERVED, SuiteFolder, new_record, read_record, signed
 from themis.suites.grades import LevelGrade, grade_clean, grade_member, graded_rows, plain_grade
 from themis.suites.options import TESTS_PER_MEMBER, SuiteOptions, read_options
-from themis.suites.published import grade_published, is_published
 from themis.suites.result import Baseline, SuiteDecision, SuiteRun, decide_suite, looks
 from themis.target.against import Against
 from themis.target.alignment import align_seeds
@@ -181,11 +188,14 @@ def run_suite(
     if isinstance(baseline, str | Path) and Path(baseline).is_dir():
         SuiteRun(baseline)  # refuses another folder before anything runs
     seeds = read_seeds(data, settings.max_seeds)
-    if is_published(suite):
+    if is_graded_only(suite):
         if workers is not None:
-            raise UsageError("published files are graded in this process: leave executor (--executor) out")
+            raise UsageError(f"{suite} is graded in this process: leave executor (--executor) out")
         tested = read_tested(target, seeds, [], settings, origin, features, classes)
-        return grade_published(tested, suite, suite_options, settings, out, (listener or SuiteListener()).on_grades)
+        graded: SuiteRun = grader(suite)(
+            tested, suite, suite_options, settings, out, (listener or SuiteListener()).on_grades
+        )
+        return graded
     plan = SuitePlan(_choose_fitting(suite, as_target(target), seeds), suite_options, settings)
     tested = read_tested(target, seeds, plan.perturbations, settings, origin, features, classes)
     return _run(out, replace(plan, baseline=baseline, executor=workers), tested, metadata, listener, callbacks)
@@ -221,7 +231,7 @@ def resume_suite(
             "pass target and data"
         )
     published = record["perturbation"] if suite is None else suite
-    if suite is None and not is_published(published):
+    if suite is None and not is_graded_only(published):
         from themis.runs.trust import perturbation_code
 
         permission.require(perturbation_code(record["perturbation"]))
@@ -241,9 +251,12 @@ def resume_suite(
         assert origin is not None
         data = origin.read()
     seeds = read_seeds(data, settings.max_seeds)
-    if is_published(published):
+    if is_graded_only(published):
         tested = read_tested(target, seeds, [], settings, origin, None, record.get("classes"))
-        return grade_published(tested, published, options, settings, out, (listener or SuiteListener()).on_grades)
+        graded: SuiteRun = grader(published)(
+            tested, published, options, settings, out, (listener or SuiteListener()).on_grades
+        )
+        return graded
     if suite is not None:
         definition = _choose_fitting(suite, as_target(target), seeds)
     if metadata is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -22,6 +22,7 @@ from themis.measure.tests import Floats, Ints
 from themis.perturb import Perturbation, choose_perturbation
 from themis.perturb.names import PERTURBATIONS
 from themis.perturb.perturbation import check_fits, check_gradient
+from themis.plugins import Extensible
 from themis.reading import (
     Form,
     all_of,
@@ -348,6 +349,20 @@ SUITES = {
     "tables": NamedSuite("table", "valid changes of some features of a row, and noise"),
     "attacks": NamedSuite("attack", "FGSM, PGD and Auto-PGD; not CW and Square, which are slow"),
 }
+
+
+GRADERS: Extensible[Callable[..., Any]] = Extensible("themis.suites", {})
+"""Functions for suites named `NAME:PLACE`, on which a model is graded without campaigns."""
+
+
+def is_graded_only(source: Any) -> bool:
+    """Whether a suite is what another package has stored, such as `cifar10c:FOLDER`."""
+    return isinstance(source, str) and ":" in source and source.partition(":")[0] in GRADERS
+
+
+def grader(source: str) -> Callable[..., Any]:
+    """The function that grades a model on such a suite, and returns a `SuiteRun`."""
+    return GRADERS[source.partition(":")[0]]
 
 
 def choose_suite(source: Any, shape: tuple[int, ...], target: AnyTarget | None = None) -> SuiteDefinition:

@@ -60,7 +60,7 @@ def imagenet_c_seeds(path: Path, *, corruption: str | None = None, severity: int
     return picture_seeds(files, labels).with_classes(parts[0][2])
 
 
-CORRUPTED = {"cifar10c": cifar_c_seeds, "cifar100c": cifar_c_seeds, "imagenetc": imagenet_c_seeds}
+READERS = {"cifar10c": cifar_c_seeds, "cifar100c": cifar_c_seeds, "imagenetc": imagenet_c_seeds}
 """The readers of published corruptions."""
 
 

@@ -14,7 +14,6 @@ import torch
 
 from themis.campaign.series import open_series, refuse_changes
 from themis.campaign.setup import CampaignPlan, TestedModel
-from themis.data.corrupted import CORRUPTED, CORRUPTIONS, SEVERITIES, corruptions_in
 from themis.data.seeds import Seeds
 from themis.errors import DataError, UsageError
 from themis.measure.calculator import Calculator
@@ -30,11 +29,7 @@ from themis.suites.grades import LevelGrade, grade_clean, grade_outputs, graded_
 from themis.suites.options import SuiteOptions
 from themis.suites.result import SuiteRun
 from themis.target.alignment import align_seeds
-
-
-def is_published(source: Any) -> bool:
-    """Whether a suite is named as published files, such as `cifar10c:FOLDER`."""
-    return isinstance(source, str) and source.partition(":")[0] in CORRUPTED and ":" in source
+from themis_integrations.published.files import CORRUPTIONS, READERS, SEVERITIES, corruptions_in
 
 
 def grade_published(
@@ -77,7 +72,7 @@ def grade_published(
         try:
             for name in names:
                 if name not in record["grades"]:
-                    pictures = align_seeds(tested.target, CORRUPTED[reader](files, corruption=name))
+                    pictures = align_seeds(tested.target, READERS[reader](files, corruption=name))
                     grades = _grade_files(calculator, pictures, rows, name)
                     record["grades"][name] = [plain_grade(grade) for grade in grades]
                     on_grades(name, grades)

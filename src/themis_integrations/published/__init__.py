@@ -1,0 +1,1 @@
+"""Published files of corrupted pictures: as data, and as suites on which a model is graded."""
