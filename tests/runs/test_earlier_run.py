@@ -41,7 +41,7 @@ def test_an_earlier_run_opens_and_replays(earlier):
 
 def test_uniform_tests_are_those_that_were_drawn_before_there_were_profiles(earlier):
     """A run is weighted only if the theta of its uniform faults is drawn again, to the bit."""
-    rate = rate_in_operation(earlier, {"sigma": "beta(1,1)"})
+    rate = rate_in_operation(earlier, "sigma~beta(1,1)")
     n_faults = sum(fault.stream == "uniform" for fault in themis.open_run(earlier).faults)
     assert (rate.tests, n_faults) == (64, 14)
     assert rate.fault_rate.low < n_faults / rate.tests < rate.fault_rate.high
