@@ -56,16 +56,12 @@ class SeedSplit:
         """Split seeds; if there are many, the parts have about the requested shares. `groups` are not divided."""
         shares, hashes = check_shares(shares), seed_hashes(seeds)
         split = SeedSplit(seeds.seed_id.numpy(), hashes, choose_part(hashes, shares, random_seed, groups))
-        for name, n in split.counts().items():
-            if not n:
-                number = f"{len(seeds):,} seeds"
-                if groups is not None:
-                    number += f" in {len(np.unique(join_copies(groups, hashes))):,} groups"
-                raise DataError(
-                    f"every part must hold a seed, but {name} got none of {number} with a split of "
-                    f"{', '.join(f'{share:g}' for share in shares)}: give more seeds"
-                    f"{'' if groups is None else ' or smaller groups'}, or a larger share"
-                )
+        if empty := [name for name, n in split.counts().items() if not n]:
+            held = "" if groups is None else f" in {len(np.unique(join_copies(groups, hashes))):,} groups"
+            raise DataError(
+                f"every part must hold a seed, but {empty[0]} got none of {len(seeds):,} seeds{held} with a split of "
+                f"{', '.join(f'{share:g}' for share in shares)}: give more seeds or smaller groups, or a larger share"
+            )
         return split
 
     def counts(self) -> dict[str, int]:
