@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain, islice, takewhile
 from typing import Any
 
@@ -473,45 +472,60 @@ def start_workers(executor: RayWorkers, tested: TestedModel, plan: CampaignPlan)
         pickled = _pickled(target, words)
 
         def make_measurer(calculator: Calculator) -> RemoteMeasurer:
-            sent = pickled, words, seeds if words is None else None, _sample_hash(seeds), plan.perturbation
-            limits = calculator.layers, calculator.chunk, plan.settings, executor.n_sharing
-            pool = pools.enter_context(closing(RayPool(ray, executor, partial(_create_worker, *sent, *limits))))
+            recipe = WorkerRecipe(
+                pickled,
+                words,
+                seeds if words is None else None,
+                _sample_hash(seeds),
+                plan.perturbation,
+                calculator.layers,
+                calculator.chunk,
+                plan.settings,
+                executor.n_sharing,
+            )
+            pool = pools.enter_context(closing(RayPool(ray, executor, recipe)))
             return RemoteMeasurer(calculator, pool)
 
         yield make_measurer
 
 
-def _create_worker(
-    pickled_target: bytes | None,
-    origin: Origin | None,
-    seeds: Seeds | None,
-    sample_hash: str,
-    perturbation: Perturbation,
-    layers: tuple[Layer, ...],
-    chunk: int,
-    settings: Settings,
-    n_sharing: int,
-) -> ChunkWorker:
-    """A worker, in its own process. The model is sent to it; data that has a name is read there.
+@dataclass(frozen=True)
+class WorkerRecipe:
+    """Creates a worker in its own process. The model is sent with it; data that has a name is read by the worker."""
 
-    pickled_target: None if the target is created from the origin too. seeds: None if they are read from the origin.
-    """
-    import pickle
+    pickled_target: bytes | None
+    """None if workers create the target from the origin too."""
+    origin: Origin | None
+    seeds: Seeds | None
+    """None if workers read them from the origin."""
+    sample_hash: str
+    perturbation: Perturbation
+    layers: tuple[Layer, ...]
+    chunk: int
+    settings: Settings
+    n_sharing: int
 
-    target: AnyTarget
-    if pickled_target is not None:
-        target = pickle.loads(pickled_target)
-    elif origin is not None:
-        target = origin.target()
-    if seeds is None and origin is not None:
-        target, seeds, *_ = read_tested(target, origin.read(), [perturbation], settings, origin, None, None)
-    assert seeds is not None
-    if _sample_hash(seeds) != sample_hash:
-        raise DataError(
-            "workers must read the same data as the driver, but one of them has read other inputs: make the same files "
-            "visible on all machines"
-        )
-    return ChunkWorker(target, seeds, perturbation, layers, Limits.of(settings, target.device, chunk, n_sharing))
+    def __call__(self) -> ChunkWorker:
+        import pickle
+
+        target: AnyTarget
+        if self.pickled_target is not None:
+            target = pickle.loads(self.pickled_target)
+        elif self.origin is not None:
+            target = self.origin.target()
+        seeds = self.seeds
+        if seeds is None and self.origin is not None:
+            target, seeds, *_ = read_tested(
+                target, self.origin.read(), [self.perturbation], self.settings, self.origin, None, None
+            )
+        assert seeds is not None
+        if _sample_hash(seeds) != self.sample_hash:
+            raise DataError(
+                "workers must read the same data as the driver, but one of them has read other inputs: make the same "
+                "files visible on all machines"
+            )
+        limits = Limits.of(self.settings, target.device, self.chunk, self.n_sharing)
+        return ChunkWorker(target, seeds, self.perturbation, self.layers, limits)
 
 
 def _pickled(target: AnyTarget, words: Origin | None) -> bytes | None:
