@@ -111,3 +111,15 @@ def few_held_out_tests():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(frontier, "MAX_TESTS", 200)
         yield
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A browser, started once: a second one in the same process is refused by Playwright."""
+    from browsing import CHROMIUM
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()

@@ -73,7 +73,7 @@ for run in sys.argv[1:]:
         command("groups", run, "--json")
         command("completion", "bash")
 
-    from themis.report.watch import serve
+    from themis_integrations.browser.server import serve
     with serve(run, port=0) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         try:

@@ -13,7 +13,7 @@ import suites
 
 import themis
 from themis.cli import main
-from themis.report.watch import serve
+from themis_integrations.browser.server import serve
 
 pytestmark = pytest.mark.xdist_group("suites")
 

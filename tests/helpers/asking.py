@@ -4,7 +4,7 @@ import threading
 from contextlib import contextmanager
 from http.client import HTTPConnection
 
-from themis.report.watch import serve
+from themis_integrations.browser.server import serve
 
 ALWAYS = {
     "Cache-Control": "no-store",

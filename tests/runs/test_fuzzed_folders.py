@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import themis
 from themis.errors import ThemisError
 from themis.report.page import read_view
-from themis.report.watch import WatchedFolder
+from themis_integrations.browser.server import WatchedFolder
 
 pytestmark = pytest.mark.xdist_group("fuzzed_folders")
 

@@ -48,8 +48,6 @@ COMMANDS = {
     "diff": "compare two versions of a model, or two techniques",
     "gate": "check a run against limits; the exit code is for CI",
     "rate": "estimate the fault rate in operation from a run",
-    "review": "mark faults as valid or invalid tests, in the browser",
-    "watch": "show a run in the browser, live or finished",
     "report": "write a run as one HTML file, with its faults and figures",
     "retrain": "fine-tune a model on the faults of a run, and measure the gain",
     "perturbations": "list the perturbations, and draw them",

@@ -538,5 +538,6 @@ def _script(names: tuple[str, ...]) -> str:
 
 @cache
 def asset(name: str) -> str:
-    """The text of a file beside this module."""
-    return (files("themis.report") / name).read_text("utf-8")
+    """The text of a file beside this module, or of `package:file`."""
+    package, _, file = name.rpartition(":")
+    return (files(package or "themis.report") / file).read_text("utf-8")

@@ -23,7 +23,7 @@ themis.run(make_model(), make_data(), "gaussian", magnitude=0.5, policy="random"
 
 @pytest.fixture
 def server(tmp_path):
-    from themis.report.watch import serve
+    from themis_integrations.browser.server import serve
 
     with serve(tmp_path / "run") as opened:
         thread = Thread(target=opened.serve_forever, args=(0.02,))
@@ -66,7 +66,7 @@ def test_a_running_campaign_is_followed_and_filters_are_kept(browser, server, tm
 def test_the_page_says_when_the_server_has_gone(browser, digits_run):
     from playwright.sync_api import expect
 
-    from themis.report.watch import serve
+    from themis_integrations.browser.server import serve
 
     opened = serve(digits_run)
     thread = Thread(target=opened.serve_forever, args=(0.02,))

@@ -1,6 +1,6 @@
-"""Show a run in the browser: the page of its report, updated while a campaign writes to the folder. If the run has not
-started, the page waits for it. The page is read-only and served only to this machine, at a secret address. Ctrl-C stops
-the server. Nothing that the folder names is run.
+"""Show a run in the browser, live or finished. It is the page of its report, updated while a campaign writes to the
+folder; if the run has not started, the page waits for it. The page is read-only and served only to this machine, at a
+secret address. Ctrl-C stops the server. Nothing that the folder names is run.
 
 themis watch runs/first
 themis watch runs/first --port 8765 --no-browser
@@ -21,7 +21,7 @@ from themis.suites.folder import is_suite
 from themis.text import print_text
 
 if TYPE_CHECKING:
-    from themis.report.watch import Server
+    from themis_integrations.browser.server import Server
 
 IN_A_TERMINAL = ("www-browser", "links", "elinks", "lynx", "w3m")
 """Browsers that would take over the terminal, and do not run scripts."""
@@ -35,7 +35,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def execute(arguments: CommandLine) -> int:
-    from themis.report.watch import serve
+    from themis_integrations.browser.server import serve
 
     folder = Path(arguments.run)
     has_run = (folder / DATABASE).is_file() or is_suite(folder)

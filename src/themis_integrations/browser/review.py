@@ -1,8 +1,8 @@
-"""Show a random sample of the faults of the uniform stream one by one in the browser, the disturbed picture beside the
-clean one. The keys v, i and ? mark a fault as a valid test, an invalid one (no person could give the right answer
-either) or unsure; u undoes. Marks are stored in the run folder at once, as reviews.jsonl. The rate of valid faults
-follows from them: see --results, the report and `themis gate --max-valid-fault-rate`. The page is served only to this
-machine, at a secret address.
+"""Mark faults as valid or invalid tests, in the browser. A random sample of the faults of the uniform stream is shown
+one by one, the disturbed picture beside the clean one. The keys v, i and ? mark a fault as a valid test, an invalid one
+(no person could give the right answer either) or unsure; u undoes. Marks are stored in the run folder at once, as
+reviews.jsonl. The rate of valid faults follows from them: see --results, the report and `themis gate
+--max-valid-fault-rate`. The page is served only to this machine, at a secret address.
 
 themis review runs/first
 themis review runs/first --reviewer ann --sample 200
@@ -15,9 +15,9 @@ from contextlib import closing
 from themis.cli import DONE
 from themis.cli.options import CommandLine, Parser, add_option
 from themis.cli.source import REPLAY_OPTIONS, add_overrides, rebuild
-from themis.cli.watch import run_server
 from themis.runs.store.reader import Reader
 from themis.text import print_json, print_text
+from themis_integrations.browser.watch import run_server
 
 
 def add_arguments(parser: Parser) -> None:
@@ -48,7 +48,7 @@ def execute(arguments: CommandLine) -> int:
 
 def _serve(arguments: CommandLine) -> None:
     """Serve the page until Ctrl-C, which is how a review ends."""
-    from themis.report.review import Session, serve_review
+    from themis_integrations.browser.marking import Session, serve_review
 
     with closing(Reader(arguments.run)) as run:
         replayer = rebuild(run, arguments.given)

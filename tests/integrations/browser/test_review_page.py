@@ -14,10 +14,10 @@ from torch import nn
 import themis
 from themis import DataError, UsageError
 from themis.cli import main
-from themis.report.review import Session, serve_review
 from themis.runs.analysis.review import REVIEWS, read_review
 from themis.runs.replay import Replayer
 from themis.runs.store.reader import Reader
+from themis_integrations.browser.marking import Session, serve_review
 
 pytestmark = pytest.mark.xdist_group("review")
 OPTIONS = {"coverage": None, "uniform_share": 0.5, "max_tests": 400, "plateau": None}

@@ -6,14 +6,14 @@ from typing import Any
 
 from themis.errors import DataError, ThemisError, UsageError
 from themis.report.page import render_page
-from themis.report.watch import HTML, JSON, PAGE, Response, Server, listen, policy
 from themis.runs.analysis import review
 from themis.runs.display.fault import answers, data_uri, describe_theta, is_picture, pictures
 from themis.runs.replay import Replayer
+from themis_integrations.browser.server import HTML, JSON, PAGE, Response, Server, listen, policy
 
 SAMPLE = 100
 """Faults that a reviewer is shown by default."""
-SCRIPTS = ("elements.js", "review.js")
+SCRIPTS = ("elements.js", "themis_integrations.browser:review.js")
 FAULT = "/fault/"
 
 
@@ -134,5 +134,5 @@ def _as_json(make: Any) -> Response:
 
 
 def serve_review(session: Session, *, port: int = 0) -> ReviewServer:
-    """A server for a session; like that of `themis.report.watch.serve`, but it writes marks into the run folder."""
+    """A server for a session; like that of `serve`, but it writes marks into the run folder."""
     return listen(lambda: ReviewServer(session, port), port)

@@ -15,8 +15,8 @@ import torch
 from asking import ALWAYS, ask, served
 from warm_python import warm_python
 
-from themis.report import watch as folder
 from themis.report.page import read_view
+from themis_integrations.browser import server as folder
 
 pytestmark = pytest.mark.xdist_group("watch")
 DEADLINE = 120

@@ -79,7 +79,7 @@ def test_watch_prints_an_address_that_shows_the_run_until_ctrl_c(run):
 PATIENT = """
 import sys
 from themis.cli import main
-from themis.report.watch import Handler
+from themis_integrations.browser.server import Handler
 Handler.timeout = 3600
 sys.exit(main(sys.argv[1:]))
 """

@@ -12,7 +12,7 @@ from asking import ALWAYS, ask
 
 import themis
 from themis.report.page import read_view
-from themis.report.watch import serve
+from themis_integrations.browser.server import serve
 
 pytestmark = pytest.mark.xdist_group("watch")
 

@@ -34,6 +34,8 @@ from themis.suites.folder import is_running, is_suite
 from themis.suites.result import SuiteRun
 from themis.text import print_text
 
+WAITING = "themis_integrations.browser:waiting.html"
+"""The page before there is a run."""
 REST, MAX_REST = 4, 30.0
 """After reading the folder, leave it alone for `REST` times the processor time that took, and for at most `MAX_REST`
 seconds: the campaign needs the machine too.
@@ -233,7 +235,7 @@ class Server(ThreadingHTTPServer):
         snapshot = self.folder.look()
         if path == PAGE:
             if snapshot.message:
-                page = asset("waiting.html").replace("@@message@@", escape(snapshot.message))
+                page = asset(WAITING).replace("@@message@@", escape(snapshot.message))
             else:
                 page = snapshot.draw(live=f"{VIEW}?token={self.token}")
             return Response(200, HTML, page.encode("utf-8", "replace"), {"Content-Security-Policy": policy(page)})
