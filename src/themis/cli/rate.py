@@ -2,7 +2,7 @@
 are weighted; nothing is run. Refused if they are worth fewer than 50 tests under the profile.
 
 themis rate runs/first --profile "density~beta(1,8)"
-themis rate runs/first --profile "density~beta(1,8),slant~normal(0,0.2)"
+themis rate runs/first --profile weather.yaml
 """
 
 from dataclasses import asdict
@@ -14,7 +14,7 @@ from themis.text import print_json, print_text
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of the run")
-    text = "THETA~DISTRIBUTION, separated by commas; other thetas occur as in the run"
+    text = "THETA~DISTRIBUTION, separated by commas, or a YAML file with a line THETA: DISTRIBUTION for each"
     parser.add_argument("--profile", metavar="PROFILE", required=True, help=text)
     parser.add_argument("--json", action="store_true", help="print only the result, as JSON")
 

@@ -111,16 +111,18 @@ def test_a_finished_run_is_weighted_afterwards(tmp_path, capsys):
     assert rate.fault_rate.low < share_over(early) < rate.fault_rate.high
     assert rate.fault_rate.value == pytest.approx(share_over(early), abs=0.03)
     assert 500 < rate.effective_tests < rate.tests == 2000
-    assert rate_in_operation(tmp_path / "run", "by~beta(1,1)").fault_rate.value == pytest.approx(
+    assert rate_in_operation(tmp_path / "run", {"by": "beta(1,1)"}).fault_rate.value == pytest.approx(
         run.fault_rate.value, abs=1e-6
     )
-    assert main(["rate", str(tmp_path / "run"), "--profile", "by~beta(1,4)"]) == 0
+    profile = tmp_path / "profile.yaml"
+    profile.write_text("by: beta(1,4)\n")
+    assert main(["rate", str(tmp_path / "run"), "--profile", str(profile)]) == 0
     assert "fault rate in operation, by~beta(1,4)" in capsys.readouterr().out
 
 
 def test_a_run_under_a_profile_is_weighted_back(tmp_path):
     campaign("beta(1,2)", out=tmp_path / "run")
-    even = rate_in_operation(tmp_path / "run", "by~beta(1,1)").fault_rate
+    even = rate_in_operation(tmp_path / "run", {"by": "beta(1,1)"}).fault_rate
     assert even.low < share_over(np.ones_like) < even.high
 
 
@@ -134,8 +136,8 @@ def test_a_run_under_a_profile_is_weighted_back(tmp_path):
         ("angle~beta(1,2)", "must be one of the run's: known: by"),
         ("by~beta(0,2)", "must have two numbers above 0"),
         ("by~normal(9,0.1)", "at least 1% of its values in the range 0..0.5"),
-        ("profile.yaml", "a profile must name distributions by theta"),
-        ("", "a profile must name distributions by theta"),
+        ("missing.yaml", "a profile must be a YAML file"),
+        ({}, "a profile must name distributions by theta"),
     ],
 )
 def test_a_profile_that_says_too_little_is_refused(tmp_path, profile, reason):

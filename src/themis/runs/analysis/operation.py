@@ -14,6 +14,7 @@ from themis.judge.risk import weighted_fault_rate
 from themis.measure.tests import Floats
 from themis.perturb.distribution import Distribution, read_distribution
 from themis.perturb.names import split_outside
+from themis.reading import MAX_YAML, parse_yaml, read_regular
 from themis.runs.estimates import read_progress, recorded_space
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import theta_column
@@ -43,8 +44,14 @@ class OperationalRate:
         )
 
 
-def rate_in_operation(run: str | Path, profile: str) -> OperationalRate:
-    """The fault rate of a run if theta occurs as a profile such as `density~beta(1,8)` says, without running a test."""
+def rate_in_operation(run: str | Path, profile: str | Path | Mapping[str, str]) -> OperationalRate:
+    """The fault rate of a run if theta occurs as a profile says, without running a test.
+
+    Args:
+        run: The folder of the run.
+        profile: Distributions by theta: `{"density": "beta(1,8)"}`, `"density~beta(1,8)"`, or a YAML file with a line
+            `density: beta(1,8)` for each.
+    """
     with closing(Reader(run)) as reader:
         progress, record = read_progress(reader), reader.record
         dimensions = {theta["name"]: theta for theta in record["theta"]}
@@ -90,13 +97,23 @@ def _as_words(theta: Floats) -> NDArray[np.void]:
     return np.ascontiguousarray(theta).view(np.dtype((np.void, theta.shape[1] * theta.itemsize))).ravel()
 
 
-def _read_profile(profile: str, known: Mapping[str, object]) -> dict[str, Distribution]:
-    wanted = {}
-    for part in split_outside(profile, ","):
-        name, is_named, distribution = part.strip().partition("~")
-        if not is_named:
-            raise UsageError(f"a profile must name distributions by theta, such as density~beta(1,8), got {part!r:.80}")
+def _read_profile(profile: str | Path | Mapping[str, str], known: Mapping[str, object]) -> dict[str, Distribution]:
+    if isinstance(profile, str) and "~" in profile:
+        parts = (part.partition("~") for part in split_outside(profile, ","))
+        texts = {name.strip(): text for name, _, text in parts}
+    elif isinstance(profile, str | Path):
+        try:
+            texts = parse_yaml(read_regular(profile, MAX_YAML).decode())
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"a profile must be a YAML file, but {profile} is not: {getattr(error, 'strerror', None) or error}; "
+                "correct it, or write THETA~DISTRIBUTION"
+            ) from error
+    else:
+        texts = dict(profile)
+    if not isinstance(texts, dict) or not texts or not all(isinstance(text, str) for text in texts.values()):
+        raise UsageError(f"a profile must name distributions by theta, such as density: beta(1,8), got {texts!r:.80}")
+    for name in texts:
         if name not in known:
-            raise UsageError(f"theta {name!r} of the profile must be one of the run's: {nearest(name, known)}")
-        wanted[name] = read_distribution(distribution)
-    return wanted
+            raise UsageError(f"theta {name!r} of the profile must be one of the run's: {nearest(str(name), known)}")
+    return {name: read_distribution(text) for name, text in texts.items()}
