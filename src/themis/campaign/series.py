@@ -57,6 +57,7 @@ from themis.runs.store.writer import Checkpoint, Writer
 from themis.settings import Settings
 from themis.target.fingerprint import hash_seeds, hash_tensors
 from themis.target.ledger import ledger_of
+from themis.target.traits import refuse_tokens
 
 IDENTITY = (
     ("model_sha256", "model", ModelError),
@@ -301,6 +302,7 @@ def open_series(
         make_measurer = stack.enter_context(made)
         for model in (target, *plan.policy.rivals):
             stack.enter_context(model.opened())
+        refuse_tokens(target, seeds.take(torch.arange(1))[0])
         yield CampaignSeries(tested, describe_environment(target.device), make_measurer, train)
 
 
