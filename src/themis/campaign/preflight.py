@@ -22,6 +22,7 @@ from themis.settings import Settings
 from themis.target.alignment import align_seeds, align_target
 from themis.target.diagnose import Suspicion, is_near_chance, suspect
 from themis.target.target import AnyTarget
+from themis.target.traits import refuse_tokens
 
 N_SEEDS, N_TESTS = 256, 512
 
@@ -72,6 +73,7 @@ def check(target: AnyTarget, data: Any, perturbation: str | Perturbation = "gaus
     inputs, labels = seeds.take(torch.arange(len(seeds))), seeds.labels
     place_others(target, seeds, torch.arange(len(seeds)))
     with target.opened(), torch.no_grad():
+        refuse_tokens(target, inputs[0])
         with step("running the model on the first inputs"):
             outputs = target.forward(inputs.to(target.device)).float().cpu()
         right = _n_right(outputs, labels)
