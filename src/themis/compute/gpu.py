@@ -5,13 +5,12 @@ Without a GPU the tests run kernels of Triton on the CPU, in its interpreter (`T
 
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 import torch
-from torch import Tensor
 
 triton: Any = None
 tl: Any = None
@@ -28,11 +27,6 @@ def works_on(device: torch.device, check: Callable[[], bool]) -> bool:
         return check()
     except Exception:  # for whatever reason it cannot be compiled: torch gives the same results, more slowly
         return False
-
-
-def device_of(tensor: Tensor) -> AbstractContextManager[None]:
-    """Within it, kernels are launched on the GPU of `tensor`, if it is on one."""
-    return torch.cuda.device_of(tensor)  # type: ignore[no-untyped-call, no-any-return, unused-ignore]
 
 
 UNIFORM_CODE = """

@@ -159,11 +159,7 @@ class Space:
 
     def corners(self, number: Ints) -> Floats:
         """Theta with each dimension at one of its bounds, but never at a bound that is its identity."""
-        return self.corners_by(self.uniforms(FOR_PICK, range(len(self.low)), number))
-
-    def corners_by(self, draws: Numbers) -> Floats:
-        """The same, given the uniform numbers `[tests, dimensions]` that decide."""
-        up = draws < 0.5
+        up = self.uniforms(FOR_PICK, range(len(self.low)), number) < 0.5
         if len(self.free_dimensions) < len(self.low):
             up = np.where(self.low == self.identity, True, np.where(self.high == self.identity, False, up))
         return np.where(up, self.high, self.low)

@@ -7,13 +7,14 @@ is not available, or a kernel cannot be compiled, the criteria compute the same 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import cache, lru_cache
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from themis.compute.gpu import device_of, tl, triton, works_on
+from themis.compute.gpu import tl, triton, works_on
 from themis.judge.coverage import UNSEEN_TESTS
 from themis_lab.criteria.readings import Layout
 
@@ -90,6 +91,11 @@ if triton is not None:
         _mark_crossed(above, is_open, last, raised, n_tests)
         if n_sides == 2:
             _mark_crossed(below, is_open_below, covered + neuron, raised, n_tests)
+
+
+def device_of(tensor: Tensor) -> AbstractContextManager[None]:
+    """Within it, kernels are launched on the GPU of `tensor`, if it is on one."""
+    return torch.cuda.device_of(tensor)  # type: ignore[no-untyped-call, no-any-return, unused-ignore]
 
 
 def cross(values: Tensor, low: Tensor | None, high: Tensor, covered: Tensor, includes_bound: bool) -> Tensor:
