@@ -270,7 +270,7 @@ WRONG = {
     "broken model": (["FAULT", "--model", "wobbling:broken"], 3, "raised ZeroDivisionError: no model today"),
     "other model": (["FAULT", "--model", "wobbling:other"], 3, "must match the model"),
     "no weights": (["FAULT", "--weights", "nothing.pt"], 3, "nothing.pt is not a file"),
-    "no data": (["FAULT", "--data", "npz:nothing.npz"], 3, "nothing.npz does not"),
+    "no data": (["FAULT", "--data", "npz:nothing.npz"], 3, "nothing.npz is not a regular file"),
     "device": (["FAULT", "--device", "cuda:77"], 2, "--device must be usable here"),
 }
 

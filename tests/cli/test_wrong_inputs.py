@@ -134,7 +134,7 @@ WRONG = {
     # data
     "unknown reader": (run("--data digit"), 2, "did you mean 'digits'?"),
     "no archive named": (run("--data npz"), 2, "write npz:PATH"),
-    "archive missing": (run("--data npz:no.npz"), 3, "the data file must exist, but no.npz does not"),
+    "archive missing": (run("--data npz:no.npz"), 3, "the data file must exist, but no.npz is not a regular file"),
     "archive half written": (
         run("--data npz:data.npz"),
         3,
@@ -148,7 +148,7 @@ WRONG = {
         write("data.npz", PICTURE),
     ),
     "archive is empty": (run("--data npz:data.npz"), 3, "data.npz must be a NumPy archive", write("data.npz", "")),
-    "archive of one array": (run("--data npz:one.npy"), 3, "'inputs', got a single array", one_array),
+    "archive of one array": (run("--data npz:one.npy"), 3, "one.npy must be a NumPy archive of numbers", one_array),
     "archive of objects": (
         run("--data npz:data.npz"),
         3,
@@ -177,7 +177,7 @@ WRONG = {
         write("wide.csv", ",".join([*(f"p{k}" for k in range(60)), "digit"]) + "\n" + ",".join("0" * 61) + "\n"),
     ),
     "no data folder": (run("--data cifar10"), 2, "set THEMIS_DATA"),
-    "pictures missing": (run("--data cifar10:nowhere"), 3, "nowhere/test_batch.webp does not"),
+    "pictures missing": (run("--data cifar10:nowhere"), 3, "nowhere/test_batch.webp is not a regular file"),
     "pictures of another kind": (
         run("--data cifar10:."),
         3,
