@@ -216,7 +216,7 @@ def fault_tensors(
         rows, ids = rows[kept], ids[kept]
         inputs, outputs = (column[kept.to(column.device)] for column in (inputs, outputs))
     inputs, outputs = inputs.cpu(), outputs.cpu()
-    seeds, clean, answers = setup.seeds, setup.calculator.clean, None
+    seeds, clean, answers = setup.calculator.seeds, setup.calculator.clean, None
     if isinstance(clean.oracle, DRAWN):
         answers = clean.outputs[rows.to(clean.outputs.device)].cpu()
     if isinstance(seeds.inputs, Tensor):

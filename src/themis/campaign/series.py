@@ -347,11 +347,12 @@ def _as_recorded(plan: CampaignPlan, run: Reader) -> CampaignPlan:
 
 def _no_faults(setup: Setup) -> Faults:
     """An empty collection of a campaign's faults, which can replay each of them."""
-    theta = tuple(dimension.name for dimension in setup.perturbation.theta)
-    layers = tuple(layer.name for layer in setup.calculator.layers)
-    handle = LiveRun(setup.calculator, setup.settings.random_seed)
-    task = setup.calculator.clean.oracle.spec().partition(":")[0]
-    return Faults(setup.perturbation.name, theta, layers, handle, task, setup.seeds.classes)
+    calculator = setup.calculator
+    theta = tuple(dimension.name for dimension in calculator.perturbation.theta)
+    layers = tuple(layer.name for layer in calculator.layers)
+    handle = LiveRun(calculator, setup.settings.random_seed)
+    task = calculator.clean.oracle.spec().partition(":")[0]
+    return Faults(calculator.perturbation.name, theta, layers, handle, task, calculator.seeds.classes)
 
 
 def _describe_features(perturbation: Perturbation, seeds: Seeds) -> dict[str, Any]:

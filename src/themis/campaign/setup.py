@@ -209,13 +209,11 @@ class SeedFacts:
 class Setup:
     """What a campaign works with. None of it changes until the campaign ends."""
 
-    target: AnyTarget
-    seeds: Seeds
-    perturbation: Perturbation
     settings: Settings
     environment: dict[str, Any]
     criterion: CampaignCriterion | None
     calculator: Calculator
+    """It has the target, the seeds and the perturbation."""
     measurer: Measurer
     """Runs the tests: here, or in workers."""
     criterion_view: View | None
@@ -355,9 +353,6 @@ def prepare(
         return space.uniform_tests(np.arange(first, first + n), UNIFORM_STREAM, np.arange(place, place + n))
 
     return Setup(
-        target=calculator.target,
-        seeds=seeds,
-        perturbation=calculator.perturbation,
         settings=settings,
         environment=environment,
         criterion=criterion,
@@ -515,15 +510,16 @@ def class_of_seeds(calculator: Calculator) -> Ints:
 def describe_start(setup: Setup, tests_before: int) -> Start:
     """What is known after the clean sweep."""
     calculator, oracle, outputs = setup.calculator, setup.calculator.clean.oracle, setup.calculator.clean.outputs
+    target, seeds, perturbation = calculator.target, calculator.seeds, calculator.perturbation
     grade = {} if calculator.clean.labels is None else oracle.grade(outputs, calculator.clean.labels)
     return Start(
-        bounds=setup.target.bounds,
-        perturbation=setup.perturbation.name,
-        theta=setup.perturbation.theta,
+        bounds=target.bounds,
+        perturbation=perturbation.name,
+        theta=perturbation.theta,
         settings=setup.settings,
         layers=calculator.layers,
         n_neurons=calculator.n_neurons,
-        n_seeds=len(setup.seeds),
+        n_seeds=len(seeds),
         n_usable=len(setup.space.seeds),
         clean_accuracy=grade.get("accuracy"),
         clean_error=grade.get("error"),
@@ -534,17 +530,17 @@ def describe_start(setup: Setup, tests_before: int) -> Start:
         device=str(calculator.device),
         gives_probabilities=oracle.is_probability,
         oracle=oracle.spec(),
-        oracle_asked=choose_oracle(setup.target.oracle).spec(),
+        oracle_asked=choose_oracle(target.oracle).spec(),
         fault=oracle.describe(),
         tests_before=tests_before,
         criterion=None if setup.criterion is None else setup.criterion.describe(),
         classes=_class_names(calculator),
-        perturbed=None if setup.seeds.others is None else setup.seeds.others.describe(),
-        entry=getattr(setup.target, "entry", None),
+        perturbed=None if seeds.others is None else seeds.others.describe(),
+        entry=getattr(target, "entry", None),
         clean_map=grade.get("map"),
         slight=setup.slight,
         left_out=None
-        if len(setup.space.seeds) == len(setup.seeds)
+        if len(setup.space.seeds) == len(seeds)
         else oracle.describe_left_out(calculator.clean.labels is not None),
         constant=setup.constant,
     )

@@ -179,7 +179,7 @@ class State:
             moments={stream: calculator.accumulator() for stream in STREAMS},
             panel=Panel.empty(setup.panel_neurons),
             shape=Shape.empty(len(setup.panel_neurons)),
-            tally=Tally(len(setup.seeds)),
+            tally=Tally(len(setup.calculator.seeds)),
             policy=policy,
             criterion=None if setup.criterion is None else setup.criterion.criterion,
             novelty=Novelty(setup.space),
