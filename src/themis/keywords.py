@@ -35,9 +35,8 @@ class StopOptions(TypedDict, total=False):
     """Number of faults whose inputs are stored, the most telling first; the rows of all faults are stored. Default:
     1000."""
     clean_memory_gib: float | None
-    """Memory in GiB for the clean activations of the seeds (default: half of what is free on a GPU, or all but 40 GiB
-    of it; a quarter on a CPU); those that do not fit are computed again when tests need them, with the same
-    results."""
+    """Memory in GiB for the clean activations of the seeds (default: half of what is free on a GPU, a quarter on a
+    CPU); those that do not fit are computed again when tests need them, with the same results."""
 
 
 class CampaignOptions(StopOptions, total=False):

@@ -160,9 +160,8 @@ class Settings:
     )
     clean_memory_gib: float | None = option(
         None,
-        "memory in GiB for the clean activations of the seeds (default: half of what is free on a GPU, or all but "
-        "40 GiB of it; a quarter on a CPU); those that do not fit are computed again when tests need them, with the "
-        "same results",
+        "memory in GiB for the clean activations of the seeds (default: half of what is free on a GPU, a quarter on a "
+        "CPU); those that do not fit are computed again when tests need them, with the same results",
     )
     random_seed: int = option(0, "the same seed gives the same campaign")
 

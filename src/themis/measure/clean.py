@@ -20,9 +20,9 @@ from themis.target.activations import Layer
 from themis.target.blackbox import BlackBox
 from themis.target.target import AnyTarget, Target
 
-SPARE_SHARE, SPARE_SHARE_OF_GPU, RESERVE_OF_GPU = 0.25, 0.5, 40 << 30
+SPARE_SHARE, SPARE_SHARE_OF_GPU = 0.25, 0.5
 """Shares of the free memory that clean activations may take by default: the rest is for other processes, which do the
-same, and for chunks. On a large GPU, all but the reserve: chunks need no more."""
+same, and for chunks."""
 NO_SEEDS = np.zeros(0, dtype=np.int64)
 Activations = dict[str, Tensor]
 """Activations `[inputs, neurons]` by layer."""
@@ -128,8 +128,7 @@ def spare_bytes(device: torch.device) -> int:
     """The memory for clean activations unless the user says otherwise: a part of what is free."""
     if device.type != "cuda":
         return int(SPARE_SHARE * available_bytes())
-    free = _free_bytes(device)
-    return max(int(SPARE_SHARE_OF_GPU * free), free - RESERVE_OF_GPU)
+    return int(SPARE_SHARE_OF_GPU * _free_bytes(device))
 
 
 def _free_bytes(device: torch.device) -> int:
