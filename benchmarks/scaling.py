@@ -175,14 +175,14 @@ def _times(pid: int) -> list[str]:
 
 
 def _describe(pid: int) -> dict[str, float]:
-    """The peak memory of a process, its CPU seconds, and those in which its first thread ran or waited for a core."""
+    """The peak memory of a process, its CPU seconds, and those in which its threads ran or waited for a core."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
     times, ticks = _times(pid), os.sysconf("SC_CLK_TCK")
-    ran, waited, _ = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()
+    threads = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
     return {
         "peak_mib": int(status["VmHWM"].split()[0]) / 1024,
         "cpu": (int(times[11]) + int(times[12])) / ticks,
-        "busy": (int(ran) + int(waited)) / 1e9,
+        "busy": sum(int(ran) + int(waited) for ran, waited, _ in threads) / 1e9,
     }
 
 
