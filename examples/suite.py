@@ -1,5 +1,7 @@
 """Test a classifier under many perturbations in one go, and compare it with a baseline: the mean corruption error."""
 
+from pathlib import Path
+
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
@@ -36,10 +38,11 @@ definition = {
     ],
 }
 data = (inputs[test], labels[test])
-pixels = (inputs[test].flatten(1).mean(1) > inputs[test].mean()).tolist()
+is_bold = (inputs[test].flatten(1).mean(1) > inputs[test].mean()).tolist()
+Path("strokes.csv").write_text("\n".join(["stroke", *("bold" if bold else "thin" for bold in is_bold)]))
 baseline = themis.run_suite(trained(8, 0.0), data, definition, out="suites/plain", max_tests=800)
 suite = themis.run_suite(
-    trained(16, 0.2), data, definition, out="suites/noisy", max_tests=800, metadata={"is_bold": pixels}
+    trained(16, 0.2), data, definition, out="suites/noisy", max_tests=800, slice_by="class,strokes.csv:stroke"
 )
 for row in suite.rows:
     rate = row.fault_rate
@@ -50,5 +53,5 @@ for row in suite.rows:
 errors = suite.corruption_errors(baseline)
 print(f"mCE {errors.mce:.1%} of the errors of the net that was trained without noise")
 for entry in suite.worst_slices(2):
-    print(f"worst slice: {entry.column} {entry.value} under {entry.member}, {entry.rate.value:.1%}")
+    print(f"worst slice: {entry.rate.name} under {entry.member}, {entry.rate.fault_rate.value:.1%}")
 print(f"report: {write_suite_report(suite, errors=errors)}")

@@ -86,6 +86,9 @@ class CampaignOptions(StopOptions, total=False):
     seed_weights: str | None
     """How often inputs like each seed occur in operation: FILE:COLUMN of a CSV file with a row per input of the data,
     FILE:COLUMN=VALUE:SHARE,..., or class=NAME:SHARE,...; the uniform stream follows them."""
+    slice_by: str | None
+    """Columns to give the fault rate by: class, FILE:COLUMN of a CSV file with a row per input of the data, or
+    several, separated by commas; --max-fault-rate then holds for each slice too."""
     random_seed: int
     """The same seed gives the same campaign. Default: 0."""
 
@@ -104,9 +107,6 @@ class RunOptions(CampaignOptions, BudgetOptions, total=False):
     """Stop as soon as a claim is certain at 95%, however often it looks: fault_rate<=0.02 (all tests are uniform, each
     of another seed) or recall>=0.9, the share of random faults found before (half of them are uniform); exit code 0, 1
     or 4 (undecided)."""
-    slice_by: str | None
-    """Columns to give the fault rate by: class, FILE:COLUMN of a CSV file with a row per input of the data, or
-    several, separated by commas; --max-fault-rate then holds for each slice too."""
 
 
 class SuiteKeywords(CampaignOptions, total=False):

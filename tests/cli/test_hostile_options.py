@@ -62,12 +62,12 @@ def test_a_hostile_configuration_is_refused(home, capsys, name):
         ("run --model mine:net --data csv:{} --perturb gaussian", 3, "is not a regular file"),
         ("run --model mine:net --data idx:{} --perturb gaussian", 3, "is not a regular file"),
         (f"{RUN} --split 0.5,0.2,0.3 --split-by {{}}", 3, "cannot be read (it is a"),
-        (f"{SUITE} --metadata {{}}", 3, "is not: it is a"),
+        (f"{SUITE} --slice-by {{}}:place", 3, "is not: it is a"),
     ],
 )
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_files_that_never_end_are_refused(home, capsys, words, code, message, kind):
-    name = words.partition("{}")[2].partition(" ")[0]
+    name = words.partition("{}")[2].partition(" ")[0].partition(":")[0]
     path = home / f"{kind}{name}"
     os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
     assert message in refused(words.format(kind), code, capsys)

@@ -88,7 +88,7 @@ WRONG = {
     "a missing file": (["none.yaml"], "none.yaml is not: No such file or directory"),
     "no model": (["noise", "--model", ""], "--model must be given"),
     "a share of 2": (["noise", "--share", "2"], "share must lie above 0 and up to 1, got 2"),
-    "missing metadata": (["noise", "--metadata", "none.csv"], "none.csv is not: No such file"),
+    "a missing table": (["noise", "--slice-by", "none.csv:place"], "none.csv is not: No such file"),
 }
 
 
@@ -101,7 +101,7 @@ def test_mistakes_are_refused_in_one_line(here, capsys, name):
 
 
 OTHER = ["suite", "own.yaml", *MODEL, "--model", "tiny_suite:make_other", "--out", "b", "--no-report"]
-OTHER += ["--metadata", "places.csv"]
+OTHER += ["--slice-by", "class,places.csv:place"]
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_json_with_mce_and_slices(there, capsys):
     result = json.loads(capsys.readouterr().out)
     expected = themis.open_suite("b").corruption_errors("a")
     assert result["corruption_errors"]["mce"] == expected.mce > 0
-    assert {column["name"] for column in themis.open_suite("b").record["slices"]} == {"class", "place"}
+    assert {rate["column"] for member in result["members"] for rate in member["slices"]} == {"class", "place"}
     assert [member["name"] for member in result["members"]] == ["fog", "gaussian-0.4"]
 
 
@@ -208,7 +208,7 @@ def test_the_page_links_to_those_of_its_members(there, capsys):
     assert view["reports"] == {name: f"{name}/report.html" for name in ("fog", "gaussian-0.4")}
     assert all((there / "a" / path).is_file() for path in view["reports"].values())
     assert [len(row["errors"]) for row in view["levels"]] == [2, 2]
-    assert len(view["classes"]) == 3  # clean and both members
+    assert [{rate["column"] for rate in member["slices"]} for member in view["members"]] == [{"class"}] * 2
     assert not (there / "b" / "report.html").exists()
     assert main(["report", "b", "--mce-baseline", "a"]) == 0
     written = (there / "b" / "report.html").read_text()

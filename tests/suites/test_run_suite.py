@@ -38,7 +38,7 @@ class StopAfter(themis.Callback):
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory):
-    return small_suite(tmp_path_factory.mktemp("suite") / "first", metadata={"half": [k % 2 for k in range(120)]})
+    return small_suite(tmp_path_factory.mktemp("suite") / "first")
 
 
 def columns(run):
@@ -162,20 +162,28 @@ def test_the_members_of_a_suite_have_gates_per_slice(suite):
         assert all(gate.startswith("max_fault_rate[class ") for gate in slices)
 
 
-def test_slices_count_every_graded_or_uniform_test(suite):
-    by_name = {column["name"]: column for column in suite.record["slices"]}
-    assert set(by_name) == {"class", "half"}
-    assert by_name["half"]["values"] == ["0", "1"]
-    fog = by_name["half"]["counts"]["fog"]
-    assert [tests for tests, _ in fog] == [60, 60]
-    assert sum(faults for _, faults in fog) == suite.record["grades"]["fog"][0]["errors"]
-    uniform = sum(tests for tests, _ in by_name["class"]["counts"]["brightness"])
-    assert uniform == suite["brightness"].summary()["kinds"]["uniform"]["tests"]
-    worst = suite.slices()[0]
-    assert worst.rate.low <= worst.rate.value <= worst.rate.high
-    assert worst.tests >= 20
-    worst_slice = r"Worst slice: \w+ .+ under \S+, \S+% answered wrongly \(95%: .*\), against .* overall\."
-    assert all(re.fullmatch(worst_slice, sentence) for sentence in slice_sentences(suite))
+def test_slices_are_those_of_the_members(suite):
+    for row in suite.rows:
+        assert row.slices == suite[row.name].slices
+        assert {rate.column for rate in row.slices} == {"class"}
+    worst = suite.worst_slices(100)
+    assert {(row.member, row.rate) for row in worst} == {
+        (name, rate) for name in suite for rate in suite[name].worst_slices
+    }
+    gaps = [row.rate.at_least - row.overall.value for row in worst]
+    assert gaps == sorted(gaps, reverse=True)
+    assert min(gaps) > 0
+
+    said = r"Worst slice: class 3 under \S+, where at least \S+% of random disturbances fail, against .* overall\."
+    lines = slice_sentences(suite)
+    assert len(lines) == len(worst) > 0
+    assert all(re.fullmatch(said, line) for line in lines)
+
+
+def test_a_suite_is_divided_by_columns_of_a_table(tmp_path):
+    (tmp_path / "halves.csv").write_text("half\n" + "\n".join(str(k % 2) for k in range(120)))
+    suite = small_suite(tmp_path / "suite", slice_by=f"{tmp_path / 'halves.csv'}:half", max_tests=60)
+    assert [rate.name for row in suite.rows for rate in row.slices] == ["half 0", "half 1"] * 3
 
 
 @pytest.mark.parametrize("n_rounds", [2, 4])
@@ -293,7 +301,7 @@ def test_a_suite_that_is_refused_leaves_its_folder_free(tmp_path):
     with pytest.raises(themis.ThemisError, match="seed_weights"):
         small_suite(tmp_path / "suite", seed_weights="missing.csv:often")
     with pytest.raises(themis.ThemisError, match=r"missing\.csv"):
-        small_suite(tmp_path / "suite", metadata=tmp_path / "missing.csv")
+        small_suite(tmp_path / "suite", slice_by=f"{tmp_path / 'missing.csv'}:place")
     small_suite(tmp_path / "suite")
 
 

@@ -46,8 +46,6 @@ def add_arguments(parser: Parser) -> None:
     text = "perturbations, instead of SUITE: fog or 'gaussian(sigma=0:0.3)'; can be repeated"
     add_option(suite, "perturb", list[str] | None, None, text)
     add_fields(suite, SuiteOptions)
-    text = "CSV file with columns to slice the faults by, one row per input of the data"
-    add_option(suite, "metadata", str | None, None, text)
     suite.add_argument("--print-suite", action="store_true", help="print the suite as YAML to edit, and exit")
     campaign = parser.add_argument_group("campaigns")
     of_members = {field.name for field in fields(Settings)} - NOT_OF_A_SUITE
@@ -102,7 +100,6 @@ def execute(arguments: CommandLine) -> int:
             data,
             source,
             out=Path(out).absolute(),
-            metadata=arguments.metadata,
             baseline=arguments.mce_baseline if (suite_options.decide or "").startswith("mce") else None,
             origin=origin,
             listener=listener,

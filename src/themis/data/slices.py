@@ -35,30 +35,6 @@ class SliceColumn:
     position: NDArray[np.int64]
     """`[seeds]`."""
 
-    def counts(self, tests: NDArray[np.int64], faults: NDArray[np.int64]) -> list[list[int]]:
-        """Tests and faults of each value, from those of each seed."""
-        totals: list[list[int]] = np.stack([self._sums(tests), self._sums(faults)], 1).astype(np.int64).tolist()
-        return totals
-
-    def independent_tests(self, tests: NDArray[np.int64], faults: NDArray[np.int64]) -> list[int]:
-        """As many independent tests as would say as much about each value, from the counts of each seed.
-
-        Tests of one seed are alike: the variance of a share is that of the seeds' own counts. Where all tests agree,
-        each seed counts once.
-        """
-        n_tests, n_seeds = self._sums(tests), self._sums((tests > 0).astype(np.int64))
-        rate = self._sums(faults) / np.maximum(n_tests, 1)
-        gaps = faults - rate[self.position] * tests
-        variance = self._sums(gaps**2) * n_seeds / np.maximum(n_seeds - 1, 1)
-        agree = (variance == 0) | (n_seeds < 2)
-        independent = np.where(agree, n_seeds, rate * (1 - rate) * n_tests**2 / np.where(agree, 1.0, variance))
-        return [int(n) for n in np.clip(independent, np.minimum(n_seeds, 1), n_tests).round()]
-
-    def _sums(self, column: NDArray[Any]) -> NDArray[np.float64]:
-        """The sum over the seeds of each value."""
-        is_known = self.position >= 0
-        return np.bincount(self.position[is_known], column[is_known], minlength=len(self.values)).astype(np.float64)
-
 
 def class_column(numbers: NDArray[np.int64], names: Sequence[str] | None) -> SliceColumn | None:
     """The classes of seeds, from their numbers; None if they have none."""
@@ -100,18 +76,9 @@ def slice_columns(
     return columns
 
 
-def metadata_columns(metadata: Any, seed_id: NDArray[np.int64]) -> list[SliceColumn]:
-    """The columns of metadata for these seeds: a CSV file, or a dict of columns, with one row per input of the data."""
-    if metadata is None:
-        return []
-    if isinstance(metadata, str | Path):
-        metadata = _read_csv(metadata, "metadata")
-    if not isinstance(metadata, Mapping):
-        raise UsageError(
-            f"metadata must be a CSV file or a dict of columns, got {type(metadata).__name__}: write "
-            'metadata={"camera": [...]}'
-        )
-    parts = ((str(name), _of_seeds(list(column), seed_id, f"metadata {name!r}")) for name, column in metadata.items())
+def metadata_columns(metadata: Mapping[str, list[Any]], seed_id: NDArray[np.int64]) -> list[SliceColumn]:
+    """The columns of the fields of the data itself for these seeds."""
+    parts = ((name, _of_seeds(column, seed_id, f"metadata {name!r}")) for name, column in metadata.items())
     made = [_column(name, values) for name, values in parts]
     return [column for column in made if column is not None]
 

@@ -24,9 +24,9 @@ class Estimate:
         return int(self.low > 0) - int(self.high < 0)
 
 
-def share(part: int, whole: int, independent: int | None = None) -> Estimate:
-    """A share with its 95% Wilson interval, for as many independent tests; by default, all tests are independent."""
-    value, z2 = part / whole, Z2 / (whole if independent is None else max(independent, 1))
+def share(part: int, whole: int) -> Estimate:
+    """A share with its 95% Wilson interval, if all tests are independent."""
+    value, z2 = part / whole, Z2 / whole
     centre = (value + z2 / 2) / (1 + z2)
     half = math.sqrt(z2 * (value * (1 - value) + z2 / 4)) / (1 + z2)
     return Estimate(value, max(0.0, min(value, centre - half)), min(1.0, max(value, centre + half)))

@@ -104,19 +104,21 @@ function drawLevels(view) {
 
 function drawClasses(view) {
   if (view.is_only_graded) return setHidden('classes', true);
-  if (!view.classes.length) return show('classes', 'Errors by class', note('The task has no classes, or the data has too few or too many of them.'));
-  const rows = view.classes.map((row) => [row.member, row.rates.map((e, k) =>
-    heat(e ? e.value : null, e ? `${title(row.member)}, ${view.class_names[k]}: ${percent(e.value)} of ${many(row.tests[k], 'test')} (${range(e)})` : ''))]);
-  show('classes', 'Errors by class', heatMap('Percentage answered wrongly by class: at all levels together, or for perturbations without levels ' +
-    'among random disturbances.', 'class', view.class_names, rows));
+  const classes = (m) => m.slices.filter((s) => s.column === 'class');
+  const members = view.members.filter((m) => classes(m).length);
+  if (!members.length) return show('classes', 'Fault rates by class', note('No fault rate by class is known.'));
+  const cell = (m, s) => (s.fault_rate ? heat(s.fault_rate.value, `${title(m.name)}, ${s.value}: ${percent(s.fault_rate.value)} of ${many(s.tests, 'test')} (${range(s.fault_rate)})`) : heat(null));
+  const rows = members.map((m) => [m.name, classes(m).map((s) => cell(m, s))]);
+  show('classes', 'Fault rates by class', heatMap('Percentage of random disturbances that fail, by class.', 'class', classes(members[0]).map((s) => s.value), rows));
 }
 
 function drawSlices(view) {
   if (view.is_only_graded) return setHidden('slices', true);
-  const rows = view.slices.map((s) => [`${s.column} ${s.value}`, title(s.member), percent(s.rate.value), range(s.rate), percent(s.overall), whole(s.tests)]);
+  const rows = view.slices.map(({ member, rate, overall }) => [`${rate.column} ${rate.value}`, title(member), percent(rate.fault_rate.value), range(rate.fault_rate), percent(rate.at_least),
+    percent(overall.value), whole(rate.tests)]);
   show('slices', 'Worst slices', rows.length
-    ? scrolling('Worst slices', table('Slices that fail most clearly more often than all seeds under the same perturbation.',
-      ['slice', 'perturbation', 'answered wrongly', '95% interval', 'all seeds', 'tests'], rows))
+    ? scrolling('Worst slices', table('Slices that fail clearly more often than all seeds under the same perturbation: the lower ends hold for all slices of one together.',
+      ['slice', 'perturbation', 'fault rate', '95% interval', 'at least', 'all seeds', 'tests'], rows))
     : note('No slice fails clearly more often than the seeds as a whole.'));
 }
 

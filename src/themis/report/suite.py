@@ -5,9 +5,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from themis.data.slices import CLASS_COLUMN
 from themis.errors import ThemisError
-from themis.judge.estimate import share
 from themis.report.gates.results import read_gates
 from themis.report.names import describe_settings, feature_names, subject_of
 from themis.report.page import REPORT, ShellCommand, read_inputs, render_page, write_report
@@ -30,7 +28,6 @@ FRAGILE = 0.05
 def read_suite_view(suite: result.SuiteRun, errors: result.CorruptionErrors | None = None) -> dict[str, Any]:
     """Everything that the page of a suite shows, as plain data for `json.dumps`. errors: relative to a baseline."""
     record, rows, grades = suite.record, suite.rows, suite.grades
-    names, classes = _classes(suite)
     commands = _commands(suite)
     gates = read_gates(suite.path, suite.tests)
     tone, verdict = _verdict(suite, None if gates is None else gates["max_fault_rate"])
@@ -61,8 +58,6 @@ def read_suite_view(suite: result.SuiteRun, errors: result.CorruptionErrors | No
                 }
                 for name, levels in grades.levels.items()
             ],
-            "class_names": names,
-            "classes": classes,
             "slices": suite.worst_slices(N_SLICES),
             "pictures": [shown for folder in suite.run_folders.values() if (shown := _telling(folder)) is not None],
             "share": record["options"]["share"],
@@ -124,23 +119,6 @@ def _verdict(suite: result.SuiteRun, limit: float | None) -> tuple[str, str]:
         return "", f"The model withstood all {n} of this suite."
     n_broken = sum(rate.low > FRAGILE for rate in rates.values())
     return "broken", f"{most} The fault rate is clearly above {percent(FRAGILE, 0)} under {n_broken} of {n}."
-
-
-def _classes(suite: result.SuiteRun) -> tuple[list[str], list[dict[str, Any]]]:
-    """The classes, and the share of wrong answers by class, first of clean inputs if it is known, then by member."""
-    column = next((column for column in suite.record["slices"] if column["name"] == CLASS_COLUMN), None)
-    if column is None:
-        return [], []
-    order = ["clean", *suite.members]
-    rows = []
-    for name in sorted(column["counts"], key=lambda name: order.index(name) if name in order else len(order)):
-        counts = column["counts"][name][: len(column["values"])]
-        rates = [
-            share(min(faults, tests), tests, independent) if tests else None
-            for (tests, faults), independent in zip(counts, column["independent"][name], strict=False)
-        ]
-        rows.append({"member": name, "rates": rates, "tests": [tests for tests, _ in counts]})
-    return column["values"], rows
 
 
 def _telling(folder: Path) -> dict[str, Any] | None:

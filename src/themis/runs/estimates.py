@@ -228,7 +228,7 @@ class SlicedSeeds:
         if slice_by is not None:
             return slice_columns(slice_by, self.seed_id, self.number, names, metadata or {})
         column = class_column(self.number, names)
-        return [*([] if column is None else [column]), *metadata_columns(metadata, self.seed_id)]
+        return [*([] if column is None else [column]), *metadata_columns(metadata or {}, self.seed_id)]
 
     def rates(self, columns: Iterable[SliceColumn], tests: Ints, faults: Ints) -> tuple[SliceRate, ...]:
         """The fault rate of each slice, from the uniform tests and faults of each seed.

@@ -11,7 +11,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Unpack
 
-import numpy as np
 from torch import nn
 
 from themis.campaign.callback import Callback
@@ -23,18 +22,16 @@ from themis.campaign.setup import (
     Executor,
     TestedModel,
     choose_executor,
-    class_of_seeds,
     read_tested,
 )
 from themis.data.features import Features
 from themis.data.seeds import Seeds, read_seeds
-from themis.data.slices import SliceColumn, class_column, metadata_columns, read_seed_weights
+from themis.data.slices import read_seed_weights
 from themis.errors import UsageError
 from themis.judge import choose_judge
 from themis.keywords import SuiteKeywords
 from themis.perturb import Perturbation
 from themis.runs.environment import as_plain_data
-from themis.runs.estimates import read_progress
 from themis.runs.run import Round, Run
 from themis.runs.source import Origin, recorded_origin
 from themis.runs.store.files import is_database
@@ -143,7 +140,6 @@ def run_suite(
     suite: Any = "corruptions",
     *,
     out: str | Path,
-    metadata: Any = None,
     baseline: Baseline | None = None,
     origin: Origin | None = None,
     features: Features | str | Path | None = None,
@@ -165,7 +161,6 @@ def run_suite(
             with `members` as in such a file, a list of perturbations, or published files, such as `cifar10c:FOLDER`,
             on which the model is graded without a campaign.
         out: Folder for the results; every member gets an ordinary run folder in it.
-        metadata: Columns to slice by, with one row per input of the data: a CSV file, or a dict of columns.
         baseline: What mCE is relative to if `decide` is a claim about it, as for `SuiteRun.corruption_errors`.
         origin: How another process can build the target and the data again.
         features: What the columns of a table may hold, as for `themis.run`.
@@ -198,7 +193,7 @@ def run_suite(
         return graded
     plan = SuitePlan(_choose_fitting(suite, as_target(target), seeds), suite_options, settings)
     tested = read_tested(target, seeds, plan.perturbations, settings, origin, features, classes)
-    return _run(out, replace(plan, baseline=baseline, executor=workers), tested, metadata, listener, callbacks)
+    return _run(out, replace(plan, baseline=baseline, executor=workers), tested, listener, callbacks)
 
 
 def resume_suite(
@@ -207,7 +202,6 @@ def resume_suite(
     data: Any = None,
     *,
     suite: Any = None,
-    metadata: Any = None,
     origin: Origin | None = None,
     max_tests: int | None = None,
     max_seconds: float | None = None,
@@ -259,14 +253,10 @@ def resume_suite(
         return graded
     if suite is not None:
         definition = _choose_fitting(suite, as_target(target), seeds)
-    if metadata is None:
-        metadata = record.get("metadata")
     plan = SuitePlan(definition, options, settings)
     tested = read_tested(target, seeds, plan.perturbations, settings, origin, None, record.get("classes"))
     workers = choose_executor(executor, record["environment"]["threads"])
-    return _run(
-        out, replace(plan, executor=workers), tested, metadata, listener, callbacks, signs=permission.is_granted
-    )
+    return _run(out, replace(plan, executor=workers), tested, listener, callbacks, signs=permission.is_granted)
 
 
 def _choose_fitting(suite: Any, target: AnyTarget, seeds: Seeds) -> SuiteDefinition:
@@ -277,7 +267,6 @@ def _run(
     out: str | Path,
     plan: SuitePlan,
     tested: TestedModel,
-    metadata: Any,
     listener: SuiteListener | None,
     callbacks: Iterable[Callback],
     *,
@@ -299,15 +288,10 @@ def _run(
                 refuse_changes(series.hashes, stored["environment"], "suite")
             series = series.with_sweep(first)
             record = stored or _new_record(plan, series)
-            if isinstance(metadata, str | Path):
-                record["metadata"] = str(Path(metadata).absolute())
             seconds_before = record["seconds"]
             record = signed({**record, "state": "running", "options": plan.recorded_options})
             limit = TimeLimit(began + (plan.options.max_seconds or inf))
-            columns = (
-                [] if plan.options.decide else _slice_columns(series, metadata)
-            )  # their intervals are for one look
-            work = _SuiteWork(plan, series, folder, record, (*callbacks, limit), listener, columns, limit, signs)
+            work = _SuiteWork(plan, series, folder, record, (*callbacks, limit), listener, limit, signs)
             listener.on_start(plan.suite, len(tested.seeds), 0 if plan.options.decide else plan.max_tests)
             state = "failed"
             try:
@@ -317,7 +301,6 @@ def _run(
             finally:
                 work.record["seconds"] = seconds_before + perf_counter() - began
                 work.record["state"] = state
-                work.record["slices"] = work.slices()
                 folder.write(work.record)
     return SuiteRun(out)
 
@@ -332,7 +315,6 @@ class _SuiteWork:
     record: dict[str, Any]
     callbacks: tuple[Callback, ...]
     listener: SuiteListener
-    columns: list[SliceColumn]
     limit: TimeLimit
     signs: bool
     """See `CampaignSeries.resume`."""
@@ -407,7 +389,7 @@ class _SuiteWork:
         counts = looks(n_seeds if most is None else min(n_seeds, most))
         decision = SuiteDecision(claim, len(counts))
         for n in counts:
-            self.record |= {"grades": {}, "clean": None, "slices": [], "decision": asdict(decision)}
+            self.record |= {"grades": {}, "clean": None, "decision": asdict(decision)}
             rows = graded_rows(n_seeds, n, self.plan.settings.random_seed)
             for member in self.plan.suite.members:
                 if self.limit.is_over:
@@ -430,44 +412,12 @@ class _SuiteWork:
             return
         sweep, random_seed = _sweep(self.series), self.plan.settings.random_seed
         if self.record["clean"] is None:
-            clean = grade_clean(sweep.calculator, rows)
-            self.record["clean"] = plain_grade(clean)
+            self.record["clean"] = plain_grade(grade_clean(sweep.calculator, rows))
             self.record["graded"] = hashlib.sha256(self.series.tested.seeds.seed_id.numpy()[rows].tobytes()).hexdigest()
-            self._count("clean", rows, np.ones(len(rows), dtype=np.int64), clean.wrong)
         graded = grade_member(sweep.calculator, member, rows, random_seed, sweep.measurer)
         self.record["grades"][member.name] = [plain_grade(grade) for grade in graded]
-        tests = np.full(len(rows), len(member.levels), dtype=np.int64)
-        self._count(member.name, rows, tests, np.sum([grade.wrong for grade in graded], axis=0))
         self._save(SAVED_GRADES)
         self.listener.on_grades(member.name, graded)
-
-    def _count(self, name: str, rows: Any, tests: Any, faults: Any) -> None:
-        """Add the tests and faults of some seeds to the slices."""
-        counts = np.zeros((2, len(self.series.tested.seeds)), dtype=np.int64)
-        counts[:, rows] = tests, faults
-        kept = {column["name"]: column for column in self.record["slices"]}
-        for column in self.columns:
-            entry = kept.setdefault(
-                column.name, {"name": column.name, "values": list(column.values), "counts": {}, "independent": {}}
-            )
-            entry["counts"][name] = column.counts(*counts)
-            entry["independent"][name] = column.independent_tests(*counts)
-        self.record["slices"] = list(kept.values())
-
-    def slices(self) -> list[dict[str, Any]]:
-        """Tests and faults by slice: at the levels of members that have them, else of the uniform stream."""
-        for member in self.plan.suite.members:
-            if member.name in self.record["grades"]:
-                continue
-            out = self.folder.member(member.name)
-            if not is_database(out / DATABASE):
-                continue
-            with closing(Reader(out, is_brief=True)) as run:
-                progress = read_progress(run)
-            if progress is not None and len(progress.uniform_tests_by_seed) == len(self.series.tested.seeds):
-                rows = np.arange(len(self.series.tested.seeds))
-                self._count(member.name, rows, progress.uniform_tests_by_seed, progress.uniform_faults_by_seed)
-        return list(self.record["slices"])
 
 
 class TimeLimit(Callback):
@@ -483,12 +433,6 @@ class TimeLimit(Callback):
     def on_round(self, round: Round) -> None:
         if self.is_over:
             raise KeyboardInterrupt
-
-
-def _slice_columns(series: CampaignSeries, metadata: Any) -> list[SliceColumn]:
-    seeds = series.tested.seeds
-    classes = class_column(class_of_seeds(_sweep(series).calculator), seeds.classes)
-    return [*([] if classes is None else [classes]), *metadata_columns(metadata, seeds.seed_id.numpy())]
 
 
 def _new_record(plan: SuitePlan, series: CampaignSeries) -> dict[str, Any]:

@@ -81,16 +81,6 @@ _DECISION = record(
         "figure": optional(record({"value": number(0), "low": number(), "high": number()})),
     }
 )
-_SLICES = items(
-    record(
-        {
-            "name": text(1000),
-            "values": items(text(1000)),
-            "counts": values_of(items(items(_COUNT, 2))),
-            "independent": values_of(items(_COUNT)),
-        }
-    )
-)
 FORM = record(
     {
         "schema": whole(1, 1),
@@ -105,7 +95,6 @@ FORM = record(
         "passes": _COUNT,
         "seconds": number(0),
         "grades": values_of(items(_GRADE)),
-        "slices": _SLICES,
         "clean": optional(_GRADE),
         "notes": items(text(10_000)),
         "perturbation": text(1_000_000),
@@ -219,7 +208,6 @@ def new_record(
         "seconds": 0.0,
         "clean": None,
         "grades": {},
-        "slices": [],
     }
 
 

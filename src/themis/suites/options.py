@@ -17,7 +17,6 @@ OF_THE_SUITE = {
     "magnitude": "give it to a member: {perturb: gaussian, magnitude: 0.2}",
     "max_passes": "the budget of a suite is max_tests",
     "criterion": "test one perturbation with a criterion with themis run",
-    "slice_by": "pass its columns as metadata",
     "train_inputs": "it is for criteria, which a suite does not have",
 }
 """Settings of a campaign that a suite does not take, and what to do instead."""

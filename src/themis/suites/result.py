@@ -13,11 +13,11 @@ import numpy as np
 
 from themis.data.seeds import Seeds
 from themis.errors import UsageError, nearest
-from themis.judge.estimate import Estimate, describe_share, share
+from themis.judge.estimate import Estimate, describe_share, show_interval
 from themis.reading import check_form, either, items, number, optional, read_yaml, record
-from themis.runs.estimates import strengths
+from themis.runs.estimates import known_figures, strengths
 from themis.runs.replay import Replayer, open_run, read_run
-from themis.runs.run import Run
+from themis.runs.run import Run, SliceRate, worst_slices
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import DATABASE, theta_column
 from themis.runs.trust import Trusted
@@ -31,8 +31,6 @@ ALEXNET = "alexnet"
 """Name of the baseline that published mean corruption errors are relative to."""
 PUBLISHED_ERRORS = Path(__file__).with_name("alexnet.json")
 """The errors of AlexNet on ImageNet-C as Hendrycks and Dietterich (2019) published them, by severity."""
-LEAST_TESTS = 20
-"""Tests that a slice must have to be listed among the worst."""
 Baseline = Any
 """A suite, its folder, `alexnet`, or numbers: a dict (or a JSON or YAML file) of errors by member, and `clean`."""
 
@@ -56,6 +54,8 @@ class MemberRow:
     seeds: int = 0
     fault_rate: Estimate | None = None
     residual_risk: Estimate | None = None
+    slices: tuple[SliceRate, ...] = ()
+    """By class, or by the columns of `slice_by`."""
     weakest: float | None = None
     """The smallest strength at which a fault was found, as a share of theta's range."""
     weakest_theta: str = ""
@@ -69,15 +69,11 @@ class MemberRow:
 
 @dataclass(frozen=True)
 class SliceRow:
-    """A slice of the seeds under one perturbation, with its fault rate and that of all seeds."""
+    """A slice of the seeds under one perturbation, and the fault rate of all seeds under it."""
 
     member: str
-    column: str
-    value: str
-    tests: int
-    faults: int
-    rate: Estimate
-    overall: float
+    rate: SliceRate
+    overall: Estimate
 
 
 @dataclass(frozen=True)
@@ -184,17 +180,16 @@ class SuiteRun:
                 return row
             last = rounds[-1]
             counts = ("tests", "passes", "faults", "distinct_faults", "failing_seeds", "seconds")
-            rate, risk = ((summary or {}).get(name) for name in ("fault_rate", "residual_risk"))
+            known = known_figures(run.record, summary, None, rounds)
             weakest, theta = _weakest(run)
             return replace(
                 row,
                 state=state,
                 seeds=run.record.get("start", {}).get("n_usable", 0),
-                fault_rate=None if rate is None else Estimate(**rate),
-                residual_risk=None if risk is None else Estimate(**risk),
                 weakest=weakest,
                 weakest_theta=theta,
                 stop=run.stop_sentence(summary, state),
+                **{name: known[name] for name in ("fault_rate", "residual_risk", "slices")},
                 **{name: getattr(last, name) for name in counts},
             )
 
@@ -247,25 +242,15 @@ class SuiteRun:
             ratio.mean, ratio.interval, relative.mean, relative.interval, ratio.by_member, relative.by_member, text
         )
 
-    def slices(self) -> list[SliceRow]:
-        """All slices with enough tests, the highest fault rates first, by the lower end of their intervals."""
-        rows = []
-        for column in self.record["slices"]:
-            for member, counts in column["counts"].items():
-                if member not in self.members or not (total := sum(tests for tests, _ in counts)):
-                    continue
-                overall = sum(faults for _, faults in counts) / total
-                rows_of = zip(column["values"], counts, column["independent"][member], strict=False)
-                for value, (tests, faults), independent in rows_of:
-                    if tests >= LEAST_TESTS and faults <= tests:
-                        rate = share(faults, tests, independent)
-                        rows.append(SliceRow(member, column["name"], value, tests, faults, rate, overall))
-        return sorted(rows, key=lambda row: (-row.rate.low, -row.tests, row.member, row.value))
-
     def worst_slices(self, n: int = 10) -> list[SliceRow]:
-        """The slices that fail most clearly more often than the seeds as a whole under the same perturbation."""
-        rows = [row for row in self.slices() if row.rate.low > row.overall]
-        return sorted(rows, key=lambda row: -(row.rate.low - row.overall))[:n]
+        """The slices that fail clearly more often than all seeds under the same perturbation, the worst first."""
+        worst = [
+            SliceRow(row.name, rate, row.fault_rate)
+            for row in self.rows
+            if row.fault_rate is not None
+            for rate in worst_slices(row.slices, row.fault_rate)
+        ]
+        return sorted(worst, key=lambda row: row.overall.value - row.rate.at_least)[:n]
 
     def summary(self) -> dict[str, Any]:
         """The suite as plain data."""
@@ -429,8 +414,8 @@ def breaks_at_levels(suite: SuiteRun) -> bool:
 def slice_sentences(suite: SuiteRun, n: int = 3) -> list[str]:
     """The worst slices, one sentence each."""
     return [
-        f"Worst slice: {row.column} {row.value} under {row.member}, {percent(row.rate.value)} answered wrongly "
-        f"(95%: {percent(row.rate.low)} to {percent(row.rate.high)}), against {percent(row.overall)} overall."
+        f"Worst slice: {row.rate.name} under {row.member}, where at least {percent(row.rate.at_least)} of random "
+        f"disturbances fail, against {show_interval(row.overall)} overall."
         for row in suite.worst_slices(n)
     ]
 

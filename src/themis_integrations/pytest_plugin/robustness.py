@@ -119,7 +119,7 @@ class RobustnessTest:
                 merged.pop("max_seconds", None)  # the limit of a session is for single campaigns
             gates = _take_gates(merged)
             out = merged.pop("out", None)
-            arguments = ("callbacks", "origin", "features", "classes", "metadata", "listener")
+            arguments = ("callbacks", "origin", "features", "classes", "listener")
             _, settings = read_options({name: value for name, value in merged.items() if name not in arguments})
             check_suite_ahead(gates, settings.uniform_share)
             folder = out or claim(self.item, self.folder, self.temporary, self.calls) / "suite"
