@@ -10,7 +10,7 @@ from themis.data.seeds import read_seeds
 from themis.measure.tests import Tests
 from themis.perturb import choose_perturbation
 from themis.retraining.batches import Disturber
-from themis.retraining.examine import Exam, OldFaults, _grade_old, exam_tests, examine
+from themis.retraining.examine import _grade_old, exam_tests, examine
 from themis.retraining.grading import calculator, grade, losses
 from themis.retraining.material import of_tests
 from themis.retraining.recipe import Recipe
@@ -56,8 +56,8 @@ def test_material_and_fresh_inputs_have_the_labels_of_the_moved_pictures(case, p
 
 def test_a_perfect_model_is_graded_1_in_an_examination_and_keeps_that_grade(case):
     target, seeds, _ = case
-    reading = examine(target, seeds, ROTATE, Exam(draws=3, passes=400), ledger=Ledger())
-    assert reading.clean_score == reading.disturbed_score == 1
+    reading = examine(target, seeds, ROTATE, draws=3, passes=400, ledger=Ledger())
+    assert reading.clean.mean() == reading.disturbed.mean() == 1
     assert reading.distinct is not None
     assert reading.distinct.sum() == 0
     with target.opened():
@@ -65,9 +65,9 @@ def test_a_perfect_model_is_graded_1_in_an_examination_and_keeps_that_grade(case
         tests = exam_tests(ROTATE, seeds, 1, 0)
         inputs, _, motion = bench.run_chunk(tests, 8)
         rows = torch.from_numpy(tests.seed)
-        old = OldFaults(inputs, bench.clean.oracle.move_labels(seeds.labels[rows], motion))
-        assert _grade_old(bench, old).tolist() == [1] * 8
-        assert _grade_old(bench, OldFaults(inputs, seeds.labels[rows])).mean() < 0.9
+        moved = bench.clean.oracle.move_labels(seeds.labels[rows], motion)
+        assert _grade_old(bench, inputs, moved, None).tolist() == [1] * 8
+        assert _grade_old(bench, inputs, seeds.labels[rows], None).mean() < 0.9
 
 
 def test_a_perfect_model_is_scored_1_while_it_is_trained_and_keeps_its_loss(case):

@@ -49,7 +49,7 @@ def test_the_model_given_back_is_the_one_that_was_judged(trained, retrained):
         right = (result.target.module(judge.inputs).argmax(1) == judge.labels).double().mean()
         before = (model(judge.inputs).argmax(1) == judge.labels).double().mean()
     outcome = result.outcomes[0]
-    assert float(right) == pytest.approx(outcome.after[result.chosen].clean_score)
-    assert float(before) == pytest.approx(outcome.before.clean_score)  # the one given is as it came
+    assert float(right) == pytest.approx(outcome.after[result.chosen].clean.mean())
+    assert float(before) == pytest.approx(outcome.before.clean.mean())  # the one given is as it came
     own, theirs = (list(each.parameters()) for each in (model, result.target.module))
     assert any(not torch.equal(a, b) for a, b in zip(own, theirs, strict=True))

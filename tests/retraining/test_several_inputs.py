@@ -47,10 +47,10 @@ def test_a_model_with_several_inputs_is_retrained_with_the_other_inputs_of_each_
     options = {"random_seeds": 1, "epochs": 4, "batches": 40, "draws": 4, "passes": 400, "learning_rate": 3e-3}
     result = themis.retrain(run, data=data, out=tmp_path / "better", **options)
     [outcome] = result.outcomes
-    assert outcome.before.clean_score > 0.95  # the other inputs are those of the seed
-    assert outcome.after[0].clean_score > 0.95
+    assert outcome.before.clean.mean() > 0.95  # the other inputs are those of the seed
+    assert outcome.after[0].clean.mean() > 0.95
     assert outcome.change.disturbed.difference > 0.01
-    assert outcome.before.old.row is not None
+    assert outcome.before.old_row is not None
     assert outcome.change.mended[0] > 0.1
 
 

@@ -20,7 +20,7 @@ from themis.perturb import choose_perturbation
 from themis.retraining import batches
 from themis.retraining import tune as tuning
 from themis.retraining.api import describe_epoch
-from themis.retraining.batches import Batches, TrainingBatch, can_distill, hold_out, walk
+from themis.retraining.batches import Batches, TrainingBatch, hold_out, walk
 from themis.retraining.frontier import (
     SHARES,
     FrontierPoint,
@@ -31,7 +31,7 @@ from themis.retraining.frontier import (
     mean_fall,
     point_at,
 )
-from themis.retraining.grading import distances, expected_grades, losses
+from themis.retraining.grading import distances, expected_grades, losses, shown
 from themis.retraining.material import of_faults, of_tests
 from themis.retraining.recipe import Recipe
 from themis.retraining.tune import Epoch, mean_loss, tune
@@ -442,7 +442,7 @@ def test_attacks_use_the_current_weights(case):
 
     current = themis.Target(copy.deepcopy(target.module), oracle="wrong")
     split = hold_out(some, recipe)
-    made = Batches(target, current, some, split, [fgsm], WRONG, recipe.for_task(True, False))
+    made = Batches(target, current, some, split, [fgsm], WRONG, recipe.for_task("class"))
     with target.opened(), torch.no_grad():
         before = next(made.epoch(1)).inputs
         current.module.fc3.weight.neg_()
@@ -609,7 +609,7 @@ def test_the_old_answers_are_the_same_whether_they_are_kept_or_not(case, monkeyp
 
 def batches_of(case, oracle=WRONG, groups=None, **options):
     target, material, _ = case
-    recipe = Recipe.of(batches=2, **options).for_task(True, False)
+    recipe = Recipe.of(batches=2, **options).for_task("class")
     material = replace(material, groups=groups)
     split = hold_out(material, recipe)
     return Batches(target, target, material, split, [NOISE], oracle, recipe)
@@ -723,12 +723,12 @@ def test_an_old_answer_counts_as_far_as_it_makes_the_label_likely(case):
     assert float(shares[1].mean()) < 0.1
 
 
-def test_the_old_answers_count_for_pictures_with_one_answer_each(case):
+def test_pictures_of_one_class_or_number_each_are_told_from_other_inputs(case):
     _, material, _ = case
-    assert can_distill(WRONG, material.pool)
-    assert can_distill(Regression(), material.pool)
-    assert not can_distill(Segmentation(), material.pool)
-    assert not can_distill(WRONG, read_seeds((torch.rand(4, 7), torch.zeros(4, dtype=torch.int64))))
+    assert shown(WRONG, material.pool) == "class"
+    assert shown(Regression(), material.pool) == "number"
+    assert shown(Segmentation(), material.pool) == ""
+    assert shown(WRONG, read_seeds((torch.rand(4, 7), torch.zeros(4, dtype=torch.int64)))) == ""
 
 
 def test_the_learning_rate_follows_the_task_unless_it_is_given(case):
@@ -747,9 +747,9 @@ def test_the_learning_rate_follows_the_task_unless_it_is_given(case):
 
 
 def test_steering_follows_the_task_unless_it_is_given():
-    assert Recipe().for_task(True, False).steer == Recipe().for_task(False, False).steer == 0.5
-    assert Recipe().for_task(False, True).steer == 0
-    assert Recipe(steer=0.3).for_task(False, True).steer == 0.3
+    assert Recipe().for_task("class").steer == Recipe().for_task("").steer == 0.5
+    assert Recipe().for_task("number").steer == 0
+    assert Recipe(steer=0.3).for_task("number").steer == 0.3
 
 
 def test_an_epoch_is_reported_with_the_time_that_is_left():

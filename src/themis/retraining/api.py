@@ -14,9 +14,9 @@ from themis.experiments import CellEnd, ExperimentFolder, ExperimentPlan, Listen
 from themis.keywords import RetrainOptions
 from themis.perturb import Perturbation
 from themis.perturb.perturbation import check_fits, check_gradient
-from themis.retraining.examine import Exam, Reading, examine, read_reading, write_reading
+from themis.retraining.examine import Reading, examine, read_reading, write_reading
 from themis.retraining.frontier import choose_share, join_frontiers
-from themis.retraining.grading import Loss, name_loss, show_classes, show_numbers
+from themis.retraining.grading import Loss, name_loss, shown
 from themis.retraining.material import Material, join_material, of_faults, without_inputs
 from themis.retraining.recipe import RESUMABLE_OPTIONS, Recipe, RetrainingPlan, task_defaults
 from themis.retraining.result import Retrained, RetrainingOutcome, markdown, verdict
@@ -96,8 +96,7 @@ def retrain_runs(
         retraining = Retraining(source, cases, plan, recipe, folder, listener or Listener(), loss)
         retraining.check()
         environment = describe_environment(source.target.device)
-        task = (source.oracle, source.parts.search)
-        defaults = task_defaults(show_classes(*task), show_numbers(*task))
+        defaults = task_defaults(shown(source.oracle, source.parts.search))
         folder.begin(ExperimentPlan(_record(retraining), RESUMABLE_OPTIONS, defaults), environment)
         result = _run(retraining, environment)
         _write(folder, result, command)
@@ -262,12 +261,22 @@ class Retraining:
     ) -> Step:
         """Examine a model on the judge seeds under the perturbation with a name."""
         settings = self.source.settings
-        exam = Exam(self.plan.draws, self.passes, settings.random_seed, settings.min_ssim, settings.min_vif)
 
         def run(file: str) -> Reading:
             reading = read_reading(self.folder, file)
             if reading is None:
-                reading = examine(target, self.source.parts.judge, self.cases[name], exam, ledger=ledger, before=before)
+                reading = examine(
+                    target,
+                    self.source.parts.judge,
+                    self.cases[name],
+                    ledger=ledger,
+                    draws=self.plan.draws,
+                    passes=self.passes,
+                    random_seed=settings.random_seed,
+                    before=before,
+                    min_ssim=settings.min_ssim,
+                    min_vif=settings.min_vif,
+                )
                 write_reading(self.folder, file, reading)
             return reading
 

@@ -21,7 +21,7 @@ from themis.measure.clean import place
 from themis.measure.tests import Floats, Ints
 from themis.oracle import Motion, Oracle
 from themis.perturb import Context, Perturbation, perturb
-from themis.retraining.grading import CHUNK, grade, ideal, losses, show_classes, show_numbers
+from themis.retraining.grading import CHUNK, grade, ideal, losses, shown
 from themis.retraining.material import Material
 from themis.retraining.recipe import Recipe
 from themis.target.target import Target
@@ -208,11 +208,6 @@ def _join_others(parts: Sequence[Seeds], device: torch.device) -> OtherInputs:
     return replace(first, tensors=joined).to(device)
 
 
-def can_distill(oracle: Oracle, seeds: Seeds) -> bool:
-    """Whether the old model's answers may count."""
-    return show_classes(oracle, seeds) or show_numbers(oracle, seeds)
-
-
 class TrainingBatch(NamedTuple):
     """Inputs to train on: clean ones first, then stored disturbed ones, then fresh ones."""
 
@@ -264,8 +259,8 @@ class Batches:
         self.stored_labels = material.disturbed_labels.to(self.device)
         self.stored_seed = len(split.clean) + np.searchsorted(split.pool.numpy(), material.seed.numpy())
         self.steering = Steering(perturbations, self.seeds.labels.cpu(), recipe.steer)
-        self.shows_classes = show_classes(oracle, material.pool)
-        self.has_answers = recipe.distill > 0 and can_distill(oracle, material.pool)
+        self.shown = shown(oracle, material.pool)
+        self.has_answers = recipe.distill > 0 and self.shown != ""
         self.blend = recipe.blend if self.has_answers else 0.0
         n_disturbed = self.n_stored + self.n_fresh
         self.n = recipe.batches or max(
@@ -285,7 +280,7 @@ class Batches:
         of a group count as one: a few scenes, however long, do not stand for all others.
         """
         n_clean, n_pool = len(self.split.clean), len(self.split.pool)
-        if n_clean and n_pool and len(errors) == 2 and not self.shows_classes:
+        if n_clean and n_pool and len(errors) == 2 and self.shown != "class":
             share = self.steering.steer * self.split.n_pool_groups / n_pool
             self.steering.favour(np.repeat(list(reversed(errors)), [n_clean, n_pool]), share)
 

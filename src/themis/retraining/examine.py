@@ -40,15 +40,6 @@ MAX_OLD_FAULTS = 2_000
 
 
 @dataclass(frozen=True)
-class OldFaults:
-    """Disturbed inputs of judge seeds that an earlier model answered incorrectly, one per distinct fault."""
-
-    inputs: Tensor  # [faults, ...], on the CPU
-    labels: Tensor  # moved with the pictures
-    row: Tensor | None = None  # of the seed of each; None in readings of earlier versions
-
-
-@dataclass(frozen=True)
 class Reading:
     """The examination of one model under one perturbation. Columns are `[seeds]`."""
 
@@ -64,19 +55,12 @@ class Reading:
     """Spent by a campaign; None if there was none."""
     distinct: Column | None = field(repr=False)
     """The distinct faults that it found of each seed."""
-    old: OldFaults | None = field(repr=False)
-    """This model's own faults, to be tested on the next one."""
     mended: Column | None = field(repr=False)
     """The grade of each old fault's input now, `[faults]`; None for the first model."""
-
-    @property
-    def clean_score(self) -> float:
-        """Accuracy, or the share of answers within the tolerance."""
-        return float(self.clean.mean())
-
-    @property
-    def disturbed_score(self) -> float:
-        return float(self.disturbed.mean())
+    old_inputs: Tensor | None = field(default=None, repr=False)
+    """This model's own faults, one per distinct fault: their inputs `[faults, ...]`, to be tested on the next model."""
+    old_labels: Tensor | None = field(default=None, repr=False)  # moved with the pictures
+    old_row: Tensor | None = field(default=None, repr=False)  # of the seed of each; None in earlier versions
 
     @property
     def failing(self) -> Column | None:
@@ -105,33 +89,25 @@ class Reading:
         }
 
 
-@dataclass(frozen=True)
-class Exam:
-    """How models are examined; the same for every model, so that readings can be paired."""
-
-    draws: int = 5
-    """Uniform tests per seed."""
-    passes: int = 5_000
-    """The budget of a campaign with policy scheduled, including the clean passes; 0 for no campaign."""
-    random_seed: int = 0
-    min_ssim: float | None = None
-    """That of the campaign, like `min_vif`."""
-    min_vif: float | None = None
-
-
 def examine(
     target: Target,
     judge: Seeds,
     perturbation: Perturbation,
-    exam: Exam,
     *,
     ledger: Ledger,
+    draws: int,
+    passes: int,
+    random_seed: int = 0,
+    min_ssim: float | None = None,
+    min_vif: float | None = None,
     before: Reading | None = None,
 ) -> Reading:
-    """Examine a model on seeds that it was not trained on.
+    """Examine a model on seeds that it was not trained on, in the same way as others, so that readings can be paired.
 
-    All judge seeds count, including those that are answered incorrectly when clean. before: the reading of the old
-    model, whose faults are tested again. The oracle should be settled, so that all models have one tolerance.
+    All judge seeds count, including those that are answered incorrectly when clean. draws: uniform tests per seed.
+    passes: the budget of a campaign with policy scheduled, including the clean passes; 0 for no campaign. min_ssim,
+    min_vif: those of this campaign. before: the reading of the old model, whose faults are tested again. The oracle
+    should be settled, so that all models have one tolerance.
     """
     ledger.merge(ledger_of(target)).refuse(judge, "judge seeds")
     with target.opened():
@@ -139,18 +115,20 @@ def examine(
         assert bench.clean.labels is not None  # checked by `calculator`
         clean = grade(bench.clean.oracle, bench.clean.outputs, bench.clean.labels)
         clean_error = errors(bench.clean.oracle, bench.clean.outputs, bench.clean.labels)
-        disturbed, disturbed_error = _disturbed(bench, judge, exam.draws, exam.random_seed)
-        mended = None if before is None or before.old is None else _grade_old(bench, before.old)
-    passes, distinct, old = None, None, None
-    if exam.passes:
+        disturbed, disturbed_error = _disturbed(bench, judge, draws, random_seed)
+        mended = None
+        if before is not None and before.old_inputs is not None and before.old_labels is not None:
+            mended = _grade_old(bench, before.old_inputs, before.old_labels, before.old_row)
+    spent, distinct, old = None, None, ()
+    if passes:
         result = run(
             target,
             judge,
             perturbation,
-            max_passes=exam.passes,
-            random_seed=exam.random_seed,
-            min_ssim=exam.min_ssim,
-            min_vif=exam.min_vif,
+            max_passes=passes,
+            random_seed=random_seed,
+            min_ssim=min_ssim,
+            min_vif=min_vif,
             policy="scheduled",
             max_tests=None,
             plateau=None,
@@ -158,7 +136,7 @@ def examine(
         )
         if result.stop_reason == "user":
             raise KeyboardInterrupt
-        passes, columns = result.rounds[-1].passes, result.faults.columns
+        spent, columns = result.rounds[-1].passes, result.faults.columns
         distinct = np.zeros(len(judge))
         if len(result.faults):
             pairs = np.unique(np.stack([columns["seed_id"], columns["answer"]], 1), axis=0)
@@ -167,17 +145,17 @@ def examine(
             old = _old_faults(bench, judge, result)
     return Reading(
         perturbation.name,
-        exam.random_seed,
-        exam.draws,
+        random_seed,
+        draws,
         judge.seed_id.numpy(),
         _column(clean),
         _column(disturbed),
         _column(clean_error),
         _column(disturbed_error),
-        passes,
+        spent,
         distinct,
-        old,
         _column(mended),
+        *old,
     )
 
 
@@ -214,21 +192,21 @@ def _disturbed(bench: Calculator, judge: Seeds, draws: int, random_seed: int) ->
     return means[0], means[1] if gaps else None
 
 
-def _grade_old(bench: Calculator, old: OldFaults) -> Tensor:
+def _grade_old(bench: Calculator, inputs: Tensor, labels: Tensor, rows: Tensor | None) -> Tensor:
     """The grades of the current answers to old faults."""
     grades = [torch.empty(0, dtype=torch.float64)]
-    for first in range(0, len(old.labels), bench.chunk):
+    for first in range(0, len(labels), bench.chunk):
         chunk = slice(first, first + bench.chunk)
-        if old.row is not None:
-            place_others(bench.target, bench.seeds, old.row[chunk])
+        if rows is not None:
+            place_others(bench.target, bench.seeds, rows[chunk])
         with torch.no_grad():
-            outputs = bench.target.forward(old.inputs[chunk].to(bench.device)).float()
-        grades.append(grade(bench.clean.oracle, outputs, old.labels[chunk].to(bench.device)).cpu())
+            outputs = bench.target.forward(inputs[chunk].to(bench.device)).float()
+        grades.append(grade(bench.clean.oracle, outputs, labels[chunk].to(bench.device)).cpu())
     return torch.cat(grades)
 
 
-def _old_faults(bench: Calculator, judge: Seeds, result: Run) -> OldFaults:
-    """The inputs of the campaign's distinct faults whose answers are wrong by the label."""
+def _old_faults(bench: Calculator, judge: Seeds, result: Run) -> tuple[Tensor, ...]:
+    """Of the campaign's distinct faults whose answers are wrong by the label: inputs, labels and rows of the seeds."""
     faults = result.faults.distinct()[:MAX_OLD_FAULTS]
     rows = rows_of(np.array([fault.seed_id for fault in faults], dtype=np.int64), judge)
     theta = np.array([list(fault.theta.values()) for fault in faults], dtype=np.float32)
@@ -240,7 +218,7 @@ def _old_faults(bench: Calculator, judge: Seeds, result: Run) -> OldFaults:
         is_wrong = grade(bench.clean.oracle, outputs, labels) < 1
         for column, values in zip(columns, (disturbed, labels, row), strict=True):
             column.append(values[is_wrong].cpu())
-    return OldFaults(*map(torch.cat, columns))
+    return tuple(map(torch.cat, columns))
 
 
 def _column(values: Tensor | None) -> Any:
@@ -248,17 +226,17 @@ def _column(values: Tensor | None) -> Any:
 
 
 VALUES_KEY = "reading"
-OLD = "old."
-"""Before the names of the columns of old faults."""
+OLD = "old"
+"""The names of the columns of old faults begin with it."""
 
 
 def write_reading(folder: ExperimentFolder, name: str, reading: Reading) -> None:
     """Write a reading, atomically."""
-    old = {} if reading.old is None else {OLD + key: value for key, value in vars(reading.old).items()}
-    values = {key: value for key, value in {**vars(reading), **old}.items() if key != "old"}
-    arrays = {key: torch.as_tensor(each) for key, each in values.items() if isinstance(each, np.ndarray | Tensor)}
+    values = vars(reading)
+    arrays = {
+        key: torch.as_tensor(each).contiguous() for key, each in values.items() if isinstance(each, np.ndarray | Tensor)
+    }
     rest = json.dumps({key: value for key, value in values.items() if key not in arrays})
-    arrays = {key: array.contiguous() for key, array in arrays.items()}
     folder.write_bytes(name, b"".join(content_of(arrays, {VALUES_KEY: rest})))
 
 
@@ -268,18 +246,17 @@ def read_reading(folder: ExperimentFolder, name: str) -> Reading | None:
     if path is None or not path.is_file():
         return None
     content = read_tensor_file(path)
-    arrays = deserialize(content, path)
+    arrays = {key.replace("old.", "old_"): array for key, array in deserialize(content, path).items()}
     columns: dict[str, Any] = {key: array.numpy() for key, array in arrays.items() if not key.startswith(OLD)}
+    old: dict[str, Any] = {key: array for key, array in arrays.items() if key.startswith(OLD)}
     try:
         values = check_form(parse_json(read_header(content).get(VALUES_KEY, ""), has_nan=True), record({}))
         if len({column.shape for key, column in columns.items() if key != "mended"}) != 1:
             raise ValueError("its columns have different lengths")
-        for kept in (values, columns):
-            kept.pop("strength", None)  # which earlier versions measured
-        stored = {**values, **arrays}
-        old = {key.removeprefix(OLD): value for key, value in stored.items() if key.startswith(OLD)}
-        own = {key: value for key, value in values.items() if not key.startswith(OLD)}
-        return Reading(**own, **columns, old=OldFaults(**old) if old else None)
+        for earlier in ("strength", "old.row"):
+            values.pop(earlier, None)
+            columns.pop(earlier, None)
+        return Reading(**values, **columns, **old)
     except (TypeError, ValueError) as error:
         raise StoreError(
             f"{path} must hold a reading, but it is damaged ({first_line(error)}): remove it to repeat the examination"

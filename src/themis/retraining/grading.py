@@ -243,14 +243,11 @@ def own_loss(target: Target, inputs: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([loss.float().sum() for loss in result.values()]).sum()
 
 
-def show_classes(oracle: Oracle, seeds: Seeds) -> bool:
-    """Whether inputs are pictures that show one class each."""
-    return isinstance(oracle, Changed | Wrong) and len(seeds.shape) == 4
-
-
-def show_numbers(oracle: Oracle, seeds: Seeds) -> bool:
-    """Whether inputs are pictures that show one number each, such as the angle to steer at."""
-    return isinstance(oracle, Regression) and len(seeds.shape) == 4
+def shown(oracle: Oracle, seeds: Seeds) -> str:
+    """What each input is a picture of: one "class", or one "number", such as the angle to steer at; else empty."""
+    if len(seeds.shape) != 4:
+        return ""
+    return "class" if isinstance(oracle, Changed | Wrong) else "number" if isinstance(oracle, Regression) else ""
 
 
 def name_loss(loss: Loss) -> str:

@@ -24,14 +24,11 @@ FRONTIER_OPTIONS = ("tolerance", "confidence", "share")
 """Options that choose a point of the frontier after a training."""
 
 
-def task_defaults(shows_classes: bool, shows_numbers: bool) -> dict[str, Any]:
-    """The values of options that depend on the task, if they are not given.
-
-    shows_classes, shows_numbers: whether inputs are pictures that show one class, or one number, each.
-    """
+def task_defaults(shown: str) -> dict[str, Any]:
+    """The values of options that depend on the task, if they are not given; shown: see `grading.shown`."""
     return {
-        "learning_rate": PICTURE_LEARNING_RATE if shows_classes else LEARNING_RATE,
-        "steer": 0.0 if shows_numbers else STEER_SHARE,
+        "learning_rate": PICTURE_LEARNING_RATE if shown == "class" else LEARNING_RATE,
+        "steer": 0.0 if shown == "number" else STEER_SHARE,
     }
 
 
@@ -153,9 +150,9 @@ class Recipe:
         fresh = round(self.fresh * disturbed)
         return self.batch_size - disturbed, disturbed - fresh, fresh
 
-    def for_task(self, shows_classes: bool, shows_numbers: bool) -> Recipe:
+    def for_task(self, shown: str) -> Recipe:
         """With the options that depend on the task, unless they were given."""
-        defaults = task_defaults(shows_classes, shows_numbers)
+        defaults = task_defaults(shown)
         return replace(self, **{name: value for name, value in defaults.items() if getattr(self, name) is None})
 
     @property

@@ -21,7 +21,7 @@ from themis.oracle import Oracle
 from themis.perturb import Perturbation
 from themis.perturb.attack import in_steps
 from themis.perturb.perturbation import check_fits
-from themis.retraining.batches import Batches, TrainingBatch, can_distill, hold_out
+from themis.retraining.batches import Batches, TrainingBatch, hold_out
 from themis.retraining.captured_step import Step, can_capture, capture
 from themis.retraining.frontier import SHARES, CleanScore, FrontierPoint, HeldOut, choose_share, point_at
 from themis.retraining.grading import (
@@ -30,8 +30,7 @@ from themis.retraining.grading import (
     distances,
     own_loss,
     settled_oracle,
-    show_classes,
-    show_numbers,
+    shown,
 )
 from themis.retraining.material import Material
 from themis.retraining.recipe import Recipe
@@ -158,7 +157,7 @@ def tune(
     ledger = Ledger(np.concatenate(material.hashes)).merge(Ledger.of(material.disturbed)).merge(ledger_of(target))
     oracle = settled_oracle(target, material.pool)
     can_fall = recipe.learning_rate is None  # a rate that the user chose stays
-    recipe = recipe.for_task(show_classes(oracle, material.pool), show_numbers(oracle, material.pool))
+    recipe = recipe.for_task(shown(oracle, material.pool))
     key = training_key(target, material, cases, recipe, oracle, ledger)
     loss = choose_loss(oracle, material.loss, target.module)
     with trainable_copy(target) as trained, target.opened(), ExitStack() as stack:
@@ -166,7 +165,7 @@ def tune(
         for parameter in trained.module.parameters():
             parameter.requires_grad_(any(parameter is chosen for chosen in parameters))
         held_out = HeldOut(trained, material, split, cases, oracle, loss, recipe)
-        if trained.device.type == "cuda" and can_distill(oracle, material.pool):  # answers are classes or numbers
+        if trained.device.type == "cuda" and shown(oracle, material.pool):
             stack.enter_context(channels_last(trained.module, held_out.answer))
         sources = [in_steps(each, recipe.attack_steps) for each in cases.values()]
 
