@@ -8,15 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from themis.data.seeds import Seeds
 from themis.errors import ModelError
 from themis.measure.calculator import Calculator
 from themis.measure.captured import capturing
 from themis.measure.chunk import padded
+from themis.measure.clean import place_others, within_bounds
 from themis.measure.moments import Accumulator, Moments
 from themis.oracle.oracle import are_finite
 from themis.progress import advance, step
 from themis.target.activations import Layer
-from themis.target.target import Target
+from themis.target.target import AnyTarget, Target
 
 SWEEP = "running the model on the clean inputs"
 
@@ -128,12 +130,15 @@ def _sweep_chunk(calculator: Calculator, first: int, moments: Accumulator) -> Te
     return outputs
 
 
-def clean_outputs(calculator: Calculator) -> Tensor:
-    """The outputs of every clean input, in chunks; their activations are not computed."""
-    n, parts = len(calculator.inputs), []
-    for first in range(0, n, calculator.chunk):
-        rows = torch.arange(first, min(first + calculator.chunk, n), device=calculator.device)
-        inputs = calculator.read(padded(rows, calculator.chunk))
-        parts.append(calculator.target.forward(inputs)[: len(rows)].float())
-    calculator.passes += n
+def clean_outputs(target: AnyTarget, seeds: Seeds, chunk: int) -> Tensor:
+    """The outputs of every clean input, float32 on the target's device; their activations are not computed.
+
+    The target must be open.
+    """
+    parts = []
+    for first in range(0, len(seeds), chunk):
+        rows = torch.arange(first, min(first + chunk, len(seeds)))
+        inputs = within_bounds(seeds.take(padded(rows, chunk)), target.bounds, seeds.seed_id[rows])
+        place_others(target, seeds, padded(rows, chunk))
+        parts.append(target.forward(inputs.to(target.device))[: len(rows)].float())
     return torch.cat(parts)

@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from themis.data.seeds import Seeds
 from themis.errors import DataError, ModelError, UsageError
 from themis.measure.calculator import Calculator
-from themis.measure.chunk import padded
-from themis.measure.clean import place_others, within_bounds
-from themis.measure.sweep import clean_outputs as sweep_outputs
+from themis.measure.sweep import clean_outputs
 from themis.oracle import (
     Changed,
     Compare,
@@ -115,17 +113,6 @@ def errors(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor | None:
     return gaps.abs().reshape(len(gaps), -1).mean(1)
 
 
-def clean_outputs(seeds: Seeds, target: AnyTarget, size: int = CHUNK) -> Tensor:
-    """A model's outputs for clean seeds, float32 on its device. The target must be open."""
-    parts = []
-    for first in range(0, len(seeds), size):
-        rows = torch.arange(first, min(first + size, len(seeds)))
-        inputs = within_bounds(seeds.take(padded(rows, size)), target.bounds, seeds.seed_id[rows])
-        place_others(target, seeds, padded(rows, size))
-        parts.append(target.forward(inputs.to(target.device))[: len(rows)].float())
-    return torch.cat(parts)
-
-
 def settled_oracle(target: AnyTarget, pool: Seeds) -> Oracle:
     """The oracle of a target, settled on its clean outputs of the pool unless it already is."""
     oracle = choose_oracle(target.oracle)
@@ -133,9 +120,8 @@ def settled_oracle(target: AnyTarget, pool: Seeds) -> Oracle:
     if not (isinstance(target.oracle, str) or oracle.spec() == "auto" or is_open):
         return oracle
     with target.opened(), torch.no_grad():
-        return oracle.settle(
-            clean_outputs(pool, target), None if pool.labels is None else pool.labels.to(target.device)
-        )
+        labels = None if pool.labels is None else pool.labels.to(target.device)
+        return oracle.settle(clean_outputs(target, pool, CHUNK), labels)
 
 
 def calculator(target: Target, seeds: Seeds, perturbation: Perturbation) -> Calculator:
@@ -144,7 +130,7 @@ def calculator(target: Target, seeds: Seeds, perturbation: Perturbation) -> Calc
         raise DataError("judge seeds must have labels, got none: give (inputs, labels)")
     bench = Calculator.trace(target, seeds, perturbation, choose_oracle(target.oracle))
     with torch.no_grad():
-        clean = sweep_outputs(bench)
+        clean = clean_outputs(target, seeds, bench.chunk)
     bench.take_clean(clean, settles=True)
     bench.take_clean(clean, by_label(bench.clean.oracle))
     return bench

@@ -17,11 +17,12 @@ from themis.data.seeds import Seeds
 from themis.errors import DataError, warn
 from themis.measure.calculator import Calculator, Limits
 from themis.measure.chunk import columns_of
+from themis.measure.sweep import clean_outputs
 from themis.measure.tests import Ints, Tests
 from themis.oracle import Changed, Motion, Oracle
 from themis.perturb import Perturbation
 from themis.perturb.perturbation import check_fits, check_gradient
-from themis.retraining.grading import CHUNK, Loss, clean_outputs, settled_oracle
+from themis.retraining.grading import CHUNK, Loss, settled_oracle
 from themis.runs.faults import Faults
 from themis.target.target import AnyTarget
 
@@ -140,7 +141,7 @@ def _disturb(
     position, chunk = places
     for size in np.unique(chunk).tolist():
         bench = Calculator.trace(target, seeds, perturbation, oracle, Limits(chunk=size))
-        bench.take_clean(clean_outputs(seeds, target, size))
+        bench.take_clean(clean_outputs(target, seeds, size))
         own = np.flatnonzero(chunk == size)
         turn = rank(own, position[own])
         for k in range(int(turn.max()) + 1):
@@ -201,6 +202,7 @@ def _labelled(pool: Seeds, clean: Seeds | None, target: AnyTarget) -> tuple[Seed
     n = len(pool) + len(clean)
     warn(f"{n:,} seeds have no labels, so the model's own clean answers are used as labels")
     with target.opened(), torch.no_grad():
-        answers = [oracle.reference(clean_outputs(seeds, target), None).cpu() for seeds in (pool, clean) if len(seeds)]
+        outputs = [clean_outputs(target, seeds, CHUNK) for seeds in (pool, clean) if len(seeds)]
+    answers = [oracle.reference(each, None).cpu() for each in outputs]
     pool = pool.with_labels(answers[0])
     return pool, clean.with_labels(answers[1] if len(clean) else answers[0][:0])

@@ -268,7 +268,7 @@ class Replayer:
         limits = Limits(chunk=size, least=least_similarity(record["settings"]))
         with threads(record["environment"]["threads"]), self.target.opened(), torch.no_grad():
             calculator = Calculator.trace(self.target, seeds, self.perturbation, self.oracle, limits)
-            calculator.take_clean(clean_outputs(calculator), settles=self._settles)
+            calculator.take_clean(clean_outputs(self.target, seeds, calculator.chunk), settles=self._settles)
             yield calculator
 
     def replay(self, fault: Fault, /) -> Replay:
