@@ -10,6 +10,7 @@ themis groups runs/first --json
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from shlex import quote
 from textwrap import fill
@@ -19,6 +20,7 @@ from themis.cli import DONE
 from themis.cli.options import CommandLine, Parser, add_option
 from themis.cli.source import REPLAY_OPTIONS, add_overrides, rebuild
 from themis.errors import UsageError, nearest
+from themis.plugins import Extensible
 from themis.runs.store.reader import Reader
 from themis.text import counted, print_json, print_text
 
@@ -27,11 +29,9 @@ if TYPE_CHECKING:
     from themis.runs.analysis.locate import Localization
     from themis.runs.faults import Faults
 
-NO_STRUCTURE = {
-    "change": "no two sets of these faults differ in two of outcome, theta and layers",
-    "content": "the features of these seeds form no clusters",
-}
-"""By what faults can be grouped, and what to say if all are in one group."""
+NO_STRUCTURE = "no two sets of these faults differ in two of outcome, theta and layers"
+GROUPINGS: Extensible[Callable[..., list[Group]]] = Extensible("themis.groupings", {})
+"""Ways to group faults other than by change, for which the model is run again."""
 UNUSUAL = 2.0
 """Standard deviations from ordinary tests at which a layer counts as the one where a change starts."""
 
@@ -39,9 +39,9 @@ UNUSUAL = 2.0
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of the run")
     add_option(parser, "most", int, 20, "maximum number of groups, and about as many faults to look at in total")
+    others = " or ".join(GROUPINGS)
     text = (
-        "what is alike in a group: change (outcome, theta and layers), or content (what is in the clean inputs, by the "
-        "features of the model, which is run on them again; extra content)"
+        f"what is alike in a group: change (outcome, theta and layers), or {others}, for which the model is run again"
     )
     add_option(parser, "by", str, "change", text)
     text = "how much groups by change must differ in two of three views; less gives more groups"
@@ -49,29 +49,29 @@ def add_arguments(parser: Parser) -> None:
     text = "run faults of each group again, and print the layers and neurons that react unusually strongly"
     parser.add_argument("--locate", action="store_true", help=text)
     parser.add_argument("--json", action="store_true", help="print only the result, as JSON")
-    add_overrides(parser, REPLAY_OPTIONS, "model and data for --locate and --by content, if not as recorded in the run")
+    add_overrides(parser, REPLAY_OPTIONS, "model and data for --locate and another --by, if not as recorded in the run")
 
 
 def execute(arguments: CommandLine) -> int:
     from themis.runs.analysis.groups import group
 
-    is_by_content = arguments.by == "content"
-    if arguments.by not in NO_STRUCTURE:
-        raise UsageError(f"--by must be change or content, got {arguments.by!r}: {nearest(arguments.by, NO_STRUCTURE)}")
-    if not (arguments.locate or is_by_content) and (unused := arguments.given.keys() & {*REPLAY_OPTIONS}):
+    by = arguments.by
+    if by != "change" and by not in GROUPINGS:
+        known = ["change", *GROUPINGS]
+        raise UsageError(f"--by must be {' or '.join(known)}, got {by!r}: {nearest(by, known)}")
+    if by == "change" and not arguments.locate and (unused := arguments.given.keys() & {*REPLAY_OPTIONS}):
         names = ", ".join(f"--{name}" for name in sorted(unused))
-        raise UsageError(f"{names} must be combined with --locate or --by content: grouping by change needs no model")
-    if is_by_content and "apart" in arguments.given:
-        raise UsageError("--apart must be left out with --by content: it is for groups by change")
+        raise UsageError(f"{names} must be combined with --locate or another --by: grouping by change needs no model")
+    if by != "change" and "apart" in arguments.given:
+        raise UsageError(f"--apart must be left out with --by {by}: it is for groups by change")
     with closing(Reader(arguments.run)) as run:
         faults = run.faults()
-        if is_by_content:
-            from themis.runs.analysis.content import group_by_content
+        if by == "change":
+            groups = group(faults, arguments.most, arguments.apart)
+        else:
             from themis.runs.replay import read_run
 
-            groups = group_by_content(read_run(rebuild(run, arguments.given)), arguments.most)
-        else:
-            groups = group(faults, arguments.most, arguments.apart)
+            groups = GROUPINGS[by](read_run(rebuild(run, arguments.given)), arguments.most)
         located: list[Localization | None] = [None] * len(groups)
         if arguments.locate and groups:
             from themis.runs.analysis.locate import learn_baseline, locate
@@ -87,20 +87,22 @@ def execute(arguments: CommandLine) -> int:
             ]
             print_json(objects)
         else:
-            _print(run, faults, groups, located, NO_STRUCTURE[arguments.by] if arguments.most > 1 else "")
+            _print(run, faults, groups, located, arguments.most)
     return DONE
 
 
-def _print(run: Reader, faults: Faults, groups: list[Group], located: list[Localization | None], alone: str) -> None:
-    """alone: what to say if all faults are in one group."""
+def _print(
+    run: Reader, faults: Faults, groups: list[Group], located: list[Localization | None], may_be_several: bool
+) -> None:
+    """may_be_several: whether there could be more than one group."""
     if not len(faults):
         print_text(f"{run.path} has no faults to group")
         return
     found = f"{counted(len(faults), 'fault')} in {counted(len(groups), 'group')}"
     shown = sum(len(group.representatives) for group in groups)
     print_text(f"{found}, {shown} of them to look at; run one again: themis replay {quote(str(run.path))} FAULT")
-    if len(faults) > len(groups) == 1 and alone:
-        print_text(f"No structure found: {alone}")
+    if len(faults) > len(groups) == 1 and most > 1:
+        print_text(f"No structure found: {NO_STRUCTURE}")
     for number, (group, location) in enumerate(zip(groups, located, strict=True), 1):
         print_text()
         print_text(fill(group.text, 100, initial_indent=f"{number:>3}  ", subsequent_indent="     "))

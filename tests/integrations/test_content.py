@@ -11,7 +11,7 @@ from user_module import go_to
 import themis
 from themis import UsageError
 from themis.cli import main
-from themis.runs.analysis.content import find_clusters, group_by_content
+from themis_integrations.content import find_clusters, group_by_content
 
 MINE = """
 import torch
@@ -81,7 +81,7 @@ def test_planted_clusters_are_found_and_a_single_cloud_is_one():
 
 
 def test_more_seeds_than_the_sample_join_the_nearest_cluster(monkeypatch):
-    monkeypatch.setattr("themis.runs.analysis.content.CLUSTERED_SEEDS", 60)
+    monkeypatch.setattr("themis_integrations.content.CLUSTERED_SEEDS", 60)
     planted = np.arange(500) % 2
     features = (planted[:, None] * 4 + np.random.default_rng(0).normal(size=(500, 8))).astype(np.float32)
     found = find_clusters(features, 20)
@@ -105,7 +105,7 @@ def test_the_command_groups_by_content(tmp_path, monkeypatch, capsys):
     [
         (["--by", "contents"], "--by must be change or content, got 'contents': did you mean 'content'?"),
         (["--by", "content", "--apart", "0.5"], "--apart must be left out with --by content"),
-        (["--model", "mine:other"], "--model must be combined with --locate or --by content"),
+        (["--model", "mine:other"], "--model must be combined with --locate or another --by"),
     ],
 )
 def test_wrong_use_is_refused_in_one_line(found, capsys, arguments, message):
