@@ -13,7 +13,7 @@ const SECTIONS = {
   reproduce: ['Reproduce', drawReproduce],
 };
 const range = (e) => (e ? `${percent(e.low)} to ${percent(e.high)}` : '–');
-const ends = (pair, show = percent) => (pair ? `95%: ${show(pair[0])} to ${show(pair[1])}` : '');
+const ends = (pair) => (pair ? `95%: ${percent(pair[0])} to ${percent(pair[1])}` : '');
 const bracketed = (pair) => (pair ? ` (${ends(pair)})` : '');
 const listed = (...texts) => texts.filter(Boolean).join('; ');
 const title = (name) => name.replaceAll('_', ' ');
@@ -32,11 +32,9 @@ function drawNumbers(view) {
   show('numbers', 'Key figures', el('dl', { class: 'tiles' },
     view.mean_error ? figure('Error under corruption', percent(view.mean_error.value), listed(interval(view.mean_error, 1), `${percent(view.clean_error)} on clean inputs`), graded) : null,
     view.mean_score !== null ? figure('Mean score (mPC)', view.mean_score.toFixed(3),
-      listed(ends(view.mean_score_interval, (v) => v.toFixed(3)), `${percent(view.relative_score)}${bracketed(view.relative_score_interval)} of the clean score (rPC)`),
+      `${percent(view.relative_score)} of the clean score (rPC)`,
       `${view.score_name}, averaged over levels, then over perturbations`) : null,
-    errors ? figure('mCE', percent(errors.mce), listed(ends(errors.mce_interval),
-      errors.relative_mce === null ? '' : `relative mCE ${percent(errors.relative_mce)}${bracketed(errors.relative_mce_interval)}`),
-      `100% are the errors of ${errors.baseline}`) : null,
+    errors ? figure('mCE', percent(errors.mce), ends(errors.mce_interval), `100% are the errors of ${errors.baseline}`) : null,
     view.is_only_graded ? null : figure('Distinct faults', whole(view.distinct_faults), `under ${whole(view.members.filter((m) => m.faults).length)} of ${many(view.members.length, 'perturbation')}`,
       'one per seed, perturbation and wrong outcome'),
     view.is_only_graded ? figure('Passes', whole(view.passes), `in ${seconds(view.seconds)}`)

@@ -192,71 +192,39 @@ class SuiteGrades:
         score, clean = self.mean_score, self.clean
         return None if score is None or clean is None or not clean.score else score / clean.score
 
-    @property
-    def score_intervals(self) -> tuple[Interval | None, Interval | None]:
-        """The intervals of mPC and rPC; None unless the score is the share of answers that are not wrong."""
-        clean, of = self.clean, self.mean_error
-        if self.mean_score is None or of is None or clean is None:
-            return None, None
-        grades = [clean, *(grade for grades in self.levels.values() for grade in grades)]
-        if any(abs((grade.score or 0.0) - (1 - grade.error)) > 1e-6 for grade in grades):
-            return None, None
-        relative = None
-        if self.relative_score is not None:
-            sides = [
-                SeedValues((1 - wrong).astype(float), 0.0, 1.0) for wrong in (self.shares([*self.levels]), clean.wrong)
-            ]
-            relative = ends(mean_ratio(sides[:1], sides[1:], is_paired=True, tail=self.tail))
-        return (1 - of.high, 1 - of.low), relative
 
-    def sums(self, name: str, *, is_relative: bool) -> SeedValues:
-        """The errors of each seed, summed over the levels of a member; relative to the clean ones if wanted."""
-        n = len(self.levels[name])
-        if not is_relative or self.clean is None:
-            return SeedValues(self.wrong[name].astype(float), 0.0, n)
-        return SeedValues((self.wrong[name] - n * self.clean.wrong).astype(float), -n, n)
+def mean_corruption_error(
+    grades: SuiteGrades, baseline: SuiteGrades | dict[str, list[float]], *, is_paired: bool
+) -> tuple[dict[str, float | None], float | None, Interval | None]:
+    """The errors summed over the levels of each member, relative to those of a baseline; their mean, and its interval.
 
-
-@dataclass(frozen=True)
-class MeanRatio:
-    """Errors relative to those of a baseline: by member, their mean and its interval.
-
-    A member under which the baseline makes no errors, or adds none, has None and does not count.
+    baseline: that of another model, or its errors by member and level, which are taken as exact. A member under which
+    it makes no errors has None and does not count. The ratios are linearised to one value per seed of each side. If
+    both sides have the same seeds, `is_paired`, these add up per seed; otherwise they are independent.
     """
-
-    by_member: dict[str, float | None]
-    mean: float | None
-    interval: Interval | None
-
-
-def corruption_errors(
-    grades: SuiteGrades,
-    baseline: SuiteGrades | dict[str, list[float]],
-    clean_errors: tuple[float, float] | None = None,
-    *,
-    is_paired: bool,
-) -> MeanRatio:
-    """The mean corruption error (mCE): errors summed over the levels of a member, relative to those of a baseline.
-
-    baseline: that of another model, or its errors by member and level, which are taken as exact. clean_errors: ours and
-    the baseline's, for the ratio of what corruptions add to them (relative mCE).
-    """
-    clean, base = clean_errors or (0.0, 0.0)
-    is_relative = clean_errors is not None
     others = baseline.errors if isinstance(baseline, SuiteGrades) else baseline
-    own = {name: sum(levels) - clean * len(levels) for name, levels in grades.errors.items()}
-    by = {name: sum(others[name]) - base * len(others[name]) for name in own}
-    by_member = {name: own[name] / by[name] if by[name] > 0 else None for name in own}
-    ratios = {name: ratio for name, ratio in by_member.items() if ratio is not None}
-    if not ratios:
-        return MeanRatio(by_member, None, None)
-    below: list[SeedValues | float] = [
-        baseline.sums(name, is_relative=is_relative) if isinstance(baseline, SuiteGrades) else by[name]
-        for name in ratios
-    ]
-    above = [grades.sums(name, is_relative=is_relative) for name in ratios]
-    interval = ends(mean_ratio(above, below, is_paired=is_paired, tail=grades.tail))
-    return MeanRatio(by_member, float(np.mean(list(ratios.values()))), interval)
+    by = {name: sum(others[name]) for name in grades.errors}
+    ratios = {name: sum(levels) / by[name] if by[name] > 0 else None for name, levels in grades.errors.items()}
+    names = [name for name, ratio in ratios.items() if ratio is not None]
+    if not names:
+        return ratios, None, None
+    mean = float(np.mean([ratios[name] for name in names]))
+    below, n_levels = (np.array([of[name] for name in names]) for of in (by, {k: len(e) for k, e in others.items()}))
+    weight = 1 / (len(names) * below)
+    own = SeedValues(weight @ [grades.wrong[name] for name in names], 0.0, float(weight @ n_levels))
+    if not isinstance(baseline, SuiteGrades):
+        return ratios, mean, ends(own.mean(grades.tail))
+    slope = weight * np.array([ratios[name] for name in names])
+    base = SeedValues(
+        slope @ (below[:, None] - [baseline.wrong[name] for name in names]),
+        float(slope @ (below - n_levels)),
+        float(slope @ below),
+    )
+    if is_paired:
+        together = SeedValues(own.values + base.values, own.low + base.low, own.high + base.high).mean(grades.tail)
+    else:
+        together = joined(own.mean(grades.tail), base.mean(grades.tail))
+    return ratios, mean, ends(together)
 
 
 def ends(estimate: Estimate | None) -> Interval | None:
@@ -289,27 +257,6 @@ class SeedValues:
         return Estimate(value, max(self.low, low), min(self.high, high))
 
 
-def mean_ratio(
-    of: Sequence[SeedValues], by: Sequence[SeedValues | float], *, is_paired: bool, tail: float = TAIL_PROBABILITY
-) -> Estimate:
-    """The mean of the ratios of means, such as mCE, with its interval; a number in `by` has no error.
-
-    The ratios are linearised to one value per seed of each side. If both sides have the same seeds, `is_paired`, these
-    add up per seed; otherwise the limits of the two sides are joined in quadrature.
-    """
-    n, below = len(of), [float(np.mean(each.values)) if isinstance(each, SeedValues) else each for each in by]
-    ratios = [float(each.values.mean()) / base for each, base in zip(of, below, strict=True)]
-    own = _sum([_times(each, 1 / (n * base)) for each, base in zip(of, below, strict=True)])
-    moved = [
-        _times(SeedValues(each.values - base, each.low - base, each.high - base), -ratio / (n * base))
-        for each, base, ratio in zip(by, below, ratios, strict=True)
-        if isinstance(each, SeedValues)
-    ]
-    if not moved:
-        return own.mean(tail)
-    return _sum([own, *moved]).mean(tail) if is_paired else joined(own.mean(tail), _sum(moved).mean(tail))
-
-
 def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """The values on a grid of their range: the time that limits take grows with the number of distinct values."""
     step = float(np.ptp(values)) / N_DISTINCT
@@ -326,13 +273,3 @@ def joined(first: Estimate, second: Estimate) -> Estimate:
         float(np.hypot(*(getattr(each, end) - each.value for each in (first, second)))) for end in ("low", "high")
     )
     return Estimate(value, value - down, value + up)
-
-
-def _times(of: SeedValues, factor: float) -> SeedValues:
-    ends = sorted((of.low * factor, of.high * factor))
-    return SeedValues(of.values * factor, *ends)
-
-
-def _sum(parts: Sequence[SeedValues]) -> SeedValues:
-    values = np.sum([part.values for part in parts], axis=0)
-    return SeedValues(values, sum(part.low for part in parts), sum(part.high for part in parts))

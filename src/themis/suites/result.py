@@ -14,7 +14,7 @@ import numpy as np
 from themis.data.seeds import Seeds
 from themis.errors import UsageError, nearest
 from themis.judge.estimate import Estimate, describe_share, show_interval
-from themis.reading import check_form, either, items, number, optional, read_yaml, record
+from themis.reading import check_form, either, items, number, read_yaml, record
 from themis.runs.estimates import known_figures, strengths
 from themis.runs.replay import Replayer, open_run, read_run
 from themis.runs.run import Run, SliceRate, worst_slices
@@ -23,7 +23,7 @@ from themis.runs.store.schema import DATABASE, theta_column
 from themis.runs.trust import Trusted
 from themis.settings import FAILS, HOLDS, UNDECIDED, read_claim
 from themis.suites.folder import is_running, is_suite, read_record
-from themis.suites.grades import Interval, MeanRatio, SuiteGrades, corruption_errors, ends
+from themis.suites.grades import Interval, SuiteGrades, ends, mean_corruption_error
 from themis.target.target import AnyTarget
 from themis.text import counted, percent
 
@@ -32,7 +32,7 @@ ALEXNET = "alexnet"
 PUBLISHED_ERRORS = Path(__file__).with_name("alexnet.json")
 """The errors of AlexNet on ImageNet-C as Hendrycks and Dietterich (2019) published them, by severity."""
 Baseline = Any
-"""A suite, its folder, `alexnet`, or numbers: a dict (or a JSON or YAML file) of errors by member, and `clean`."""
+"""A suite, its folder, `alexnet`, or numbers: a dict (or a JSON or YAML file) of errors by member."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,7 @@ class CorruptionErrors:
     """The mean corruption error, over the members that the baseline makes errors under; None if there are none."""
     mce_interval: Interval | None
     """From the graded seeds of both models; numbers without seeds are taken as exact."""
-    relative_mce: float | None
-    """The same for what corruptions add to the clean error; None too if the clean errors are not known."""
-    relative_mce_interval: Interval | None
     by_member: dict[str, float | None]
-    relative_by_member: dict[str, float | None]
     baseline: str
 
 
@@ -222,25 +218,20 @@ class SuiteRun:
         """Corruption errors of every member with levels, and their mean (mCE), relative to a baseline.
 
         baseline: a `SuiteRun` or the folder of one on another model with the same levels, or numbers: a dict, or a JSON
-        or YAML file, with the error of each member or a list of them by level, and `clean`. `alexnet` is the baseline
-        of published mCE.
+        or YAML file, with the error of each member or a list of them by level. `alexnet` is the baseline of published
+        mCE.
         """
-        clean = self.clean_error
-        if not self.errors or clean is None:
+        if not self.errors:
             raise UsageError(
                 f"mCE needs members that are graded at levels, but {self.path} has none: use suite corruptions, or add "
                 "levels to the suite"
             )
         is_folder = isinstance(baseline, str | Path) and Path(baseline).is_dir()
         suite = SuiteRun(baseline) if is_folder else as_suite(baseline)
-        others, other_clean, text = _read_baseline(baseline, self) if suite is None else _read_suite(suite, self)
+        others, text = _read_baseline(baseline, self) if suite is None else _read_suite(suite, self)
         is_paired = suite is not None and has_same_seeds(self, suite)
-        ratio, relative = corruption_errors(self.grades, others, is_paired=is_paired), MeanRatio({}, None, None)
-        if other_clean is not None:
-            relative = corruption_errors(self.grades, others, (clean, other_clean), is_paired=is_paired)
-        return CorruptionErrors(
-            ratio.mean, ratio.interval, relative.mean, relative.interval, ratio.by_member, relative.by_member, text
-        )
+        by_member, mean, interval = mean_corruption_error(self.grades, others, is_paired=is_paired)
+        return CorruptionErrors(mean, interval, by_member, text)
 
     def worst_slices(self, n: int = 10) -> list[SliceRow]:
         """The slices that fail clearly more often than all seeds under the same perturbation, the worst first."""
@@ -255,7 +246,6 @@ class SuiteRun:
     def summary(self) -> dict[str, Any]:
         """The suite as plain data."""
         record, grades = self.record, self.grades
-        mean_interval, relative_interval = grades.score_intervals
         return {
             "suite": self.name,
             "state": self.state,
@@ -270,9 +260,7 @@ class SuiteRun:
             "level_errors": {name: [asdict(error) for error in levels] for name, levels in grades.level_errors.items()},
             "mean_error": None if self.mean_error is None else asdict(self.mean_error),
             "mean_score": self.mean_score,
-            "mean_score_interval": mean_interval,
             "relative_score": grades.relative_score,
-            "relative_score_interval": relative_interval,
             "worst_slices": [asdict(row) for row in self.worst_slices()],
             "decision": record.get("decision"),
             "schedule": record["schedule"],
@@ -341,25 +329,21 @@ def sentences(suite: SuiteRun, errors: CorruptionErrors | None = None) -> list[s
         )
     grades = suite.grades
     if suite.mean_score is not None and grades.relative_score is not None:
-        of_mean, of_relative = grades.score_intervals
-        score = show_ends(of_mean, lambda value: f"{value:.4f}")
         lines.append(
-            f"Mean {grades.score_name.removeprefix('mean ')} under corruption (mPC) {suite.mean_score:.4f}{score}, "
-            f"{percent(grades.relative_score)}{show_ends(of_relative)} of the clean one (rPC)."
+            f"Mean {grades.score_name.removeprefix('mean ')} under corruption (mPC) {suite.mean_score:.4f}, "
+            f"{percent(grades.relative_score)} of the clean one (rPC)."
         )
     if errors is not None:
-        mce, relative = "unknown, as the baseline makes no errors", ""
+        mce = "unknown, as the baseline makes no errors"
         if errors.mce is not None:
             mce = f"{percent(errors.mce)}{show_ends(errors.mce_interval)}"
-        if errors.relative_mce is not None:
-            relative = f", relative mCE {percent(errors.relative_mce)}{show_ends(errors.relative_mce_interval)}"
-        lines.append(f"mCE {mce}{relative}, against {errors.baseline}.")
+        lines.append(f"mCE {mce}, against {errors.baseline}.")
     return lines
 
 
-def show_ends(ends: Interval | None, show: Callable[[float], str] = percent) -> str:
+def show_ends(ends: Interval | None) -> str:
     """An interval in words, in brackets after its value; empty if it is not known."""
-    return "" if ends is None else f" (95%: {show(ends[0])} to {show(ends[1])})"
+    return "" if ends is None else f" (95%: {percent(ends[0])} to {percent(ends[1])})"
 
 
 def has_same_seeds(first: SuiteRun, second: SuiteRun) -> bool:
@@ -436,8 +420,8 @@ def _weakest(run: Reader) -> tuple[float | None, str]:
     return best[0], named[0] if len(named) == 1 else f"{percent(best[0], 0)} of the range"
 
 
-def _read_suite(baseline: SuiteRun, suite: SuiteRun) -> tuple[SuiteGrades, float | None, str]:
-    """The grades of a baseline that is a suite, its clean error, and its name."""
+def _read_suite(baseline: SuiteRun, suite: SuiteRun) -> tuple[SuiteGrades, str]:
+    """The grades of a baseline that is a suite, and its name."""
     for name, grades in suite.grades.levels.items():
         theirs = [grade.level for grade in baseline.grades.levels.get(name, ())]
         if [grade.level for grade in grades] != theirs:
@@ -446,11 +430,11 @@ def _read_suite(baseline: SuiteRun, suite: SuiteRun) -> tuple[SuiteGrades, float
                 f"the baseline must have the same levels of {name!r}, but {baseline.path} {reason}: run the same "
                 "suite on the baseline model"
             )
-    return baseline.grades, baseline.clean_error, str(baseline.path)
+    return baseline.grades, str(baseline.path)
 
 
-def _read_baseline(baseline: Baseline, suite: SuiteRun) -> tuple[dict[str, list[float]], float | None, str]:
-    """The errors of a baseline in numbers by member and level, its clean error, and its name."""
+def _read_baseline(baseline: Baseline, suite: SuiteRun) -> tuple[dict[str, list[float]], str]:
+    """The errors of a baseline in numbers by member and level, and its name."""
     text = "the given numbers"
     if isinstance(baseline, str | Path):
         text = str(baseline)
@@ -460,15 +444,15 @@ def _read_baseline(baseline: Baseline, suite: SuiteRun) -> tuple[dict[str, list[
     share = number(0, 1)
     of_members = {name: either(items(share, len(levels)), share) for name, levels in suite.errors.items()}
     try:
-        check_form(baseline, record(of_members, {"clean": optional(share)}), "the baseline")
+        check_form(baseline, record(of_members), "the baseline")
     except ValueError as error:
-        example = f"{{'{suite.members[0]}': 0.4, 'clean': 0.1}}"
+        example = f"{{'{suite.members[0]}': 0.4}}"
         raise UsageError(f"{error}; name a suite, or give errors by member, one or one per level: {example}") from None
     errors = {}
     for name, levels in suite.errors.items():
         value = baseline[name]
         errors[name] = value if isinstance(value, list) else [value] * len(levels)
-    return errors, baseline.get("clean"), text
+    return errors, text
 
 
 Rebuild = Callable[[Reader], Replayer]
