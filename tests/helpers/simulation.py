@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from moments import moments_of
 from scipy import stats
 
 from themis import Theta
@@ -240,7 +241,7 @@ def coverage_campaigns(
         for first in range(0, n_tests, 500):
             part = slice(first, first + 500)
             panel.add(torch.from_numpy(moved[part, :n_panel].copy()), torch.from_numpy(seed[part]))
-        seen = Moments.of(torch.from_numpy(moved).double())
+        seen = moments_of(torch.from_numpy(moved).double())
         known = Moments(seen.count, torch.ones_like(seen.mean), torch.from_numpy(variance * (n_tests - 1)))
         point, truth = (float(rule.converged(exact(each), each).double().mean()) for each in (seen, known))
         yield stated(panel.blocks(), point, rule, None, n_neurons), truth

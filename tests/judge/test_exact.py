@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from moments import moments_of
 from scipy import stats
 
 from themis.judge.coverage import exact
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.quick
 def test_mean_and_sd_are_those_of_the_student_t() -> None:
     sensitivity = torch.rand(200, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for n in (4, 5, 10, 200):
-        posterior = exact(Moments.of(sensitivity[:n]))
+        posterior = exact(moments_of(sensitivity[:n]))
         values = sensitivity[:n].numpy()
         t = stats.t(df=n - 1, loc=values.mean(0), scale=values.std(0, ddof=1) / n**0.5)
         np.testing.assert_allclose(posterior.mean, t.mean(), rtol=1e-12)
@@ -22,7 +23,7 @@ def test_mean_and_sd_are_those_of_the_student_t() -> None:
 
 
 def test_mcse_is_that_of_independent_draws() -> None:
-    moments = Moments.of(torch.rand(50, 3))
+    moments = moments_of(torch.rand(50, 3))
     for draws in (400, 4000):
         posterior = exact(moments, draws=draws)
         assert posterior.ess.tolist() == [draws] * 3
@@ -32,12 +33,12 @@ def test_mcse_is_that_of_independent_draws() -> None:
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3])
 def test_up_to_three_tests_leave_the_sd_infinite(n: int) -> None:
-    posterior = exact(Moments.of(torch.ones(n, 2)))
+    posterior = exact(moments_of(torch.ones(n, 2)))
     assert posterior.sd.tolist() == posterior.mcse.tolist() == [torch.inf] * 2
 
 
 def test_no_spread_means_no_error_from_the_fourth_test_on() -> None:
-    posterior = exact(Moments.of(torch.full((4, 2), 0.1)))
+    posterior = exact(moments_of(torch.full((4, 2), 0.1)))
     assert posterior.sd.tolist() == posterior.mcse.tolist() == [0] * 2
 
 

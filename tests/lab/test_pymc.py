@@ -33,7 +33,7 @@ def test_importing_the_judges_does_not_import_pymc() -> None:
 def test_nothing_is_printed_warned_or_logged() -> None:
     code = (
         "import torch; from themis.judge import JUDGES; from themis.measure.moments import Moments;"
-        "JUDGES['pymc'](Moments.of(torch.rand(20, 2)), draws=16)"
+        "JUDGES['pymc'](Moments(torch.tensor(20), *torch.rand(2, 2).double()), draws=16)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

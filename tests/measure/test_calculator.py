@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from moments import moments_of
 from torch import nn
 
 from themis import DataError, ModelError, Target
@@ -14,7 +15,6 @@ from themis.measure.calculator import Calculator, Limits
 from themis.measure.chunk import chunk_size, pass_size
 from themis.measure.clean import CleanActivations
 from themis.measure.fold import Objective
-from themis.measure.moments import Moments
 from themis.measure.repeats import check_repeats
 from themis.measure.runner import TestRunner
 from themis.measure.sweep import sweep
@@ -90,7 +90,7 @@ def test_moments_equal_those_of_the_complete_sensitivities(neurons):
         rows, torch.from_numpy(tests.theta), torch.from_numpy(tests.noise_seed), len(tests)
     )
     sensitivity = (activations(calculator, disturbed) - clean[rows]).abs()
-    expected, moments = Moments.of(sensitivity), into.moments()
+    expected, moments = moments_of(sensitivity), into.moments()
     torch.testing.assert_close(moments.mean, expected.mean, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(moments.m2, expected.m2, rtol=1e-4, atol=1e-5)
     by_layer = torch.stack([sensitivity[:, each.start : each.stop].sum(1) for each in calculator.layers], 1)
@@ -106,7 +106,7 @@ def test_moments_equal_those_of_the_complete_sensitivities(neurons):
 def test_clean_moments_equal_those_of_the_activations():
     calculator = make()
     moments = sweep(calculator)
-    expected = Moments.of(activations(calculator, calculator.inputs))
+    expected = moments_of(activations(calculator, calculator.inputs))
     torch.testing.assert_close(moments.mean, expected.mean, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(moments.m2, expected.m2, rtol=1e-4, atol=1e-5)
 

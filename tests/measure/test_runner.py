@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from moments import moments_of
 from torch import nn
 
 from themis import Target
@@ -13,7 +14,7 @@ from themis.compute.rng import mix, uniform
 from themis.data import read_seeds
 from themis.measure.calculator import Calculator, Limits
 from themis.measure.fold import Objective
-from themis.measure.moments import Accumulator, Moments
+from themis.measure.moments import Accumulator
 from themis.measure.runner import CapturedRunner, LocalMeasurer, PlannedTests, Portion, TestRunner
 from themis.measure.sweep import sweep
 from themis.measure.tests import Tests
@@ -173,7 +174,7 @@ def test_a_runner_gives_results_faults_panel_and_moments_of_every_test(runner):
     is_answer = finite[is_fault].numpy()
     np.testing.assert_allclose(found[is_answer], (shares / shares.sum(1, keepdim=True))[is_answer], atol=1e-3)
     first = run_plainly(calculator, make_tests(1))[2].cpu()
-    moments, expected = into.moments(), Moments.of(torch.cat([first, differences[finite]]).abs())
+    moments, expected = into.moments(), moments_of(torch.cat([first, differences[finite]]).abs())
     assert int(moments.count) == finite.sum() + 1
     torch.testing.assert_close(moments.mean.cpu(), expected.mean, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(moments.m2.cpu(), expected.m2, rtol=1e-3, atol=1e-4)

@@ -32,18 +32,6 @@ class Moments:
         return Moments(torch.zeros((), dtype=torch.int64, device=device), zeros, zeros)
 
     @staticmethod
-    def of(chunk: Tensor) -> Moments:
-        """The moments of sensitivities `[tests, neurons]`."""
-        if len(chunk) == 0:
-            return Moments.empty(chunk.shape[1], chunk.device)
-        # Deviations from the first test: common values cancel exactly, so a constant neuron has M2 = 0.
-        first = chunk[0]
-        deviations = chunk - first
-        sums = deviations.sum(0)
-        squares = deviations.square_().sum(0)
-        return Moments.from_sums(len(chunk), first, sums, squares)
-
-    @staticmethod
     def from_sums(count: int, shift: Tensor, sums: Tensor, squares: Tensor) -> Moments:
         """The moments of `count` values, given the sums of `value - shift` and of `(value - shift)**2`."""
         mean = sums.double() / count

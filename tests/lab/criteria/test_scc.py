@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernels import DEVICE, HAS_GPU, needs_triton
+from moments import moments_of
 from scipy.stats import chi2
 
 from themis.compute.native import library
 from themis.errors import UsageError
 from themis.judge.coverage import Rule, Sample, cover
-from themis.measure.moments import Moments
 from themis.target.activations import Layer
 from themis_lab.criteria import kernels_cuda, scc
 from themis_lab.criteria.readings import Layout, Readings
@@ -205,7 +205,7 @@ def test_agrees_with_the_judge_of_campaigns():
     criterion = SCC(0.002)
     for at in parts(200, [64]):
         criterion.update(values[at], clean=clean[at])
-    moments, spread = Moments.of((values - clean).abs().double()), Moments.of(clean.double())
+    moments, spread = moments_of((values - clean).abs().double()), moments_of(clean.double())
     is_dead = (spread.m2 == 0) & (moments.m2 == 0) & (moments.mean == 0)
     layers = [Layer("layer", (60,), 0, 60, None)]
     coverage, _ = cover(moments, layers, is_dead=is_dead, rule=Rule(0.002), goal=0.9, sample=Sample(100))
