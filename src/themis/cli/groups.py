@@ -91,10 +91,7 @@ def execute(arguments: CommandLine) -> int:
     return DONE
 
 
-def _print(
-    run: Reader, faults: Faults, groups: list[Group], located: list[Localization | None], may_be_several: bool
-) -> None:
-    """may_be_several: whether there could be more than one group."""
+def _print(run: Reader, faults: Faults, groups: list[Group], located: list[Localization | None], most: int) -> None:
     if not len(faults):
         print_text(f"{run.path} has no faults to group")
         return
