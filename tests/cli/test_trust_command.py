@@ -54,7 +54,7 @@ COMMANDS = {
     "replay": ["replay", "run", FAULT],
     "resume": ["resume", "run", "--max-tests", "400", "--quiet", "--no-report"],
     "shrink": ["shrink", "run", FAULT],
-    "groups --locate": ["groups", "run", "--locate"],
+    "locate": ["locate", "run"],
     "diff": ["diff", "run", "other", "--kind", "versions", "--tests", "20"],
     "gate": ["gate", "run", "--max-new-faults", "10000", "--baseline", "other"],
     "retrain": ["retrain", "run", "--judge", "idx:missing", "--out", "better", "--quiet"],
@@ -115,7 +115,7 @@ def test_trusting_a_file_does_not_trust_the_folder(sent, capsys):
     assert not Path("imported").exists()
 
 
-@pytest.mark.parametrize("name", ["replay", "resume", "shrink", "groups --locate"])
+@pytest.mark.parametrize("name", ["replay", "resume", "shrink", "locate"])
 def test_names_of_the_user_replace_those_of_the_folder(sent, name, capsys):
     (sent / "yours.py").write_text(SMALL)
     sys.modules.pop("yours", None)

@@ -105,7 +105,7 @@ def test_the_command_groups_by_content(tmp_path, monkeypatch, capsys):
     [
         (["--by", "contents"], "--by must be change or content, got 'contents': did you mean 'content'?"),
         (["--by", "content", "--apart", "0.5"], "--apart must be left out with --by content"),
-        (["--model", "mine:other"], "--model must be combined with --locate or another --by"),
+        (["--model", "mine:other"], "--model must be combined with another --by"),
     ],
 )
 def test_wrong_use_is_refused_in_one_line(found, capsys, arguments, message):

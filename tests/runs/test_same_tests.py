@@ -98,7 +98,7 @@ def test_a_run_is_not_resumed_with_other_code(project, capsys, change, forget):
 
 COMMANDS = {
     "shrink": "shrink run",
-    "groups": "groups run --locate",
+    "locate": "locate run",
     "diff": "diff run other --kind versions",
     "gate": "gate other --max-new-faults 0 --baseline run",
     "retrain": "retrain run --out better --epochs 1",

@@ -43,7 +43,7 @@ COMMANDS = {
     "resume": "continue a run that was interrupted, or extend its budget",
     "replay": "run faults again and compare them with the recorded ones",
     "faults": "list, sort and export the faults of a run",
-    "groups": "group related faults, and locate the layers they start in",
+    "groups": "group related faults, and say what each group has in common",
     "shrink": "make faults smaller, and plot how robust the model is",
     "diff": "compare two versions of a model, or two techniques",
     "gate": "check a run against limits; the exit code is for CI",

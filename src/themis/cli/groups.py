@@ -2,7 +2,6 @@
 faults of each group have in common and which of them to look at. The run may still be in progress.
 
 themis groups runs/first
-themis groups runs/first --most 5 --locate
 themis groups runs/first --apart 0.5
 themis groups runs/first --by content
 themis groups runs/first --json
@@ -26,14 +25,11 @@ from themis.text import counted, print_json, print_text
 
 if TYPE_CHECKING:
     from themis.runs.analysis.groups import Group
-    from themis.runs.analysis.locate import Localization
     from themis.runs.faults import Faults
 
 NO_STRUCTURE = "no two sets of these faults differ in two of outcome, theta and layers"
 GROUPINGS: Extensible[Callable[..., list[Group]]] = Extensible("themis.groupings", {})
 """Ways to group faults other than by change, for which the model is run again."""
-UNUSUAL = 2.0
-"""Standard deviations from ordinary tests at which a layer counts as the one where a change starts."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -46,10 +42,8 @@ def add_arguments(parser: Parser) -> None:
     add_option(parser, "by", str, "change", text)
     text = "how much groups by change must differ in two of three views; less gives more groups"
     add_option(parser, "apart", float, 0.75, text)
-    text = "run faults of each group again, and print the layers and neurons that react unusually strongly"
-    parser.add_argument("--locate", action="store_true", help=text)
     parser.add_argument("--json", action="store_true", help="print only the result, as JSON")
-    add_overrides(parser, REPLAY_OPTIONS, "model and data for --locate and another --by, if not as recorded in the run")
+    add_overrides(parser, REPLAY_OPTIONS, "model and data for another --by, if not as recorded in the run")
 
 
 def execute(arguments: CommandLine) -> int:
@@ -59,9 +53,9 @@ def execute(arguments: CommandLine) -> int:
     if by != "change" and by not in GROUPINGS:
         known = ["change", *GROUPINGS]
         raise UsageError(f"--by must be {' or '.join(known)}, got {by!r}: {nearest(by, known)}")
-    if by == "change" and not arguments.locate and (unused := arguments.given.keys() & {*REPLAY_OPTIONS}):
+    if by == "change" and (unused := arguments.given.keys() & {*REPLAY_OPTIONS}):
         names = ", ".join(f"--{name}" for name in sorted(unused))
-        raise UsageError(f"{names} must be combined with --locate or another --by: grouping by change needs no model")
+        raise UsageError(f"{names} must be combined with another --by: grouping by change needs no model")
     if by != "change" and "apart" in arguments.given:
         raise UsageError(f"--apart must be left out with --by {by}: it is for groups by change")
     with closing(Reader(arguments.run)) as run:
@@ -72,26 +66,14 @@ def execute(arguments: CommandLine) -> int:
             from themis.runs.replay import read_run
 
             groups = GROUPINGS[by](read_run(rebuild(run, arguments.given)), arguments.most)
-        located: list[Localization | None] = [None] * len(groups)
-        if arguments.locate and groups:
-            from themis.runs.analysis.locate import learn_baseline, locate
-            from themis.runs.replay import read_run
-
-            baseline = learn_baseline(read_run(rebuild(run, arguments.given)))
-            by_id = {fault.id: fault for fault in faults}
-            located = [locate([by_id[id] for id in group.ids], baseline) for group in groups]
         if arguments.json:
-            objects = [
-                group.as_dict() | ({} if where is None else {"located": where.as_dict()})
-                for group, where in zip(groups, located, strict=True)
-            ]
-            print_json(objects)
+            print_json([group.as_dict() for group in groups])
         else:
-            _print(run, faults, groups, located, arguments.most)
+            _print(run, faults, groups, arguments.most)
     return DONE
 
 
-def _print(run: Reader, faults: Faults, groups: list[Group], located: list[Localization | None], most: int) -> None:
+def _print(run: Reader, faults: Faults, groups: list[Group], most: int) -> None:
     if not len(faults):
         print_text(f"{run.path} has no faults to group")
         return
@@ -100,21 +82,7 @@ def _print(run: Reader, faults: Faults, groups: list[Group], located: list[Local
     print_text(f"{found}, {shown} of them to look at; run one again: themis replay {quote(str(run.path))} FAULT")
     if len(faults) > len(groups) == 1 and most > 1:
         print_text(f"No structure found: {NO_STRUCTURE}")
-    for number, (group, location) in enumerate(zip(groups, located, strict=True), 1):
+    for number, group in enumerate(groups, 1):
         print_text()
         print_text(fill(group.text, 100, initial_indent=f"{number:>3}  ", subsequent_indent="     "))
         print_text(f"     look at {' '.join(str(fault.id) for fault in group.representatives)}")
-        if location is not None:
-            print_text(f"     {_describe_location(location)}")
-
-
-def _describe_location(location: Localization) -> str:
-    first = location.layers[0]
-    if first.score < UNUSUAL:
-        score = round(first.score, 1) + 0.0  # never -0.0
-        return f"no layer moves more than usual; layer {first.layer} is closest ({score:.1f} standard deviations)"
-    neurons = ", ".join(f"{','.join(map(str, neuron.place))} ({neuron.times:.2g}x)" for neuron in first.neurons[:3])
-    return (
-        f"starts in {first.layer}: moves {first.times:.2g} times as much as expected "
-        f"({first.score:.1f} standard deviations); strongest neurons {neurons}"
-    )

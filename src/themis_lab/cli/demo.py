@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from themis.cli.options import CommandLine, Parser, add_fields, add_option, fields_of
 from themis.cli.output import add_campaign_output, finish, progress_callbacks, unused_path
 from themis.cli.source import PERTURB_HELP, check_names
+from themis.data.readers import read_digits
 from themis.errors import ThemisError, warn
 from themis.runs.source import Origin
 from themis.runs.store.files import fresh_file
@@ -48,7 +49,6 @@ def add_arguments(parser: Parser) -> None:
 
 def execute(arguments: CommandLine) -> int:
     from themis.campaign.api import run
-    from themis.data.readers import read_digits
     from themis.runs.display.figure import draw_faults
     from themis.target.target import Target
 
@@ -80,15 +80,11 @@ def execute(arguments: CommandLine) -> int:
 
 def make_model() -> nn.Module:
     """The model of the demo, to replay its faults."""
-    from themis.data.readers import read_digits
-
     return trained_lenet5(*split(read_digits()), lambda text: None)
 
 
 def make_data() -> Seeds:
     """The digits that the demo's model has not seen."""
-    from themis.data.readers import read_digits
-
     return split(read_digits())[1]
 
 

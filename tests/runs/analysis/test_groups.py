@@ -240,14 +240,14 @@ def test_the_command_prints_json_and_refuses_options_without_effect(found, group
     assert listed[0]["outcomes"][0]["share"] > 0
     code, said = groups_command(found[0], "--device", "cpu")
     assert code == 2
-    assert "--device must be combined with --locate" in said.err
+    assert "--device must be combined with another --by" in said.err
     code, said = groups_command(found[0], "--most", 0)
     assert code == 2
     assert "most must be 1 or more groups, got 0" in said.err
 
 
-def test_locating_a_run_started_from_python_needs_its_model(found, groups_command):
-    code, said = groups_command(found[0], "--locate")
+def test_grouping_by_content_needs_the_model_of_a_run_started_from_python(found, groups_command):
+    code, said = groups_command(found[0], "--by", "content")
     assert code == 2
     assert "does not record how to create its" in said.err
 

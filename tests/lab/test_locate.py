@@ -12,9 +12,9 @@ from planted import MARKED, NETS, Cause, cause_of, digits, layer_name, planted
 import themis
 from themis import UsageError, cli
 from themis.runs.analysis.groups import group
-from themis.runs.analysis.locate import learn_baseline, locate
 from themis.runs.replay import Replayer, read_run
 from themis.runs.store.reader import Reader
+from themis_lab.locate import learn_baseline, locate
 
 CASES = [(net, layer) for net in ("mlp", "conv", "strided", "skip", "deep") for layer in range(len(NETS[net]().stages))]
 
@@ -126,9 +126,9 @@ def test_the_command_creates_the_model_to_locate(tmp_path, monkeypatch, capsys):
     source = ["--model", "located_net:Net", "--data", "npz:data.npz", "--perturb", "brightness"]
     assert cli.main(["run", *source, "--max-tests", "640", "--tolerance", "1e-9", "--quiet", "--out", "run"]) == 0
     capsys.readouterr()
-    assert cli.main(["groups", "run", "--locate"]) == 0
+    assert cli.main(["locate", "run"]) == 0
     assert "starts in relu: " in capsys.readouterr().out
-    assert cli.main(["groups", "run", "--locate", "--json", "--device", "cpu"]) == 0
+    assert cli.main(["locate", "run", "--json", "--device", "cpu"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert "relu" in [each["located"]["layers"][0]["layer"] for each in listed]
     assert os.getcwd() == str(tmp_path)
