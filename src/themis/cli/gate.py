@@ -210,7 +210,7 @@ def check(
                 reader = stack.enter_context(closing(Reader(arguments.baseline)))
                 gates = replace(gates, baseline=read_run(rebuild(reader, moved)))
             results = check_gates(run, gates, folder=folder, remedy=BASELINE_REMEDY)
-    _record(results, gates)
+    _record(results)
     return results
 
 
@@ -219,12 +219,12 @@ def read_errors(suite: SuiteRun, arguments: CommandLine) -> CorruptionErrors | N
     return None if arguments.mce_baseline is None else suite.corruption_errors(arguments.mce_baseline)
 
 
-def _record(results: GateResults, gates: Gates) -> None:
+def _record(results: GateResults) -> None:
     """Record the results in their folder, if it can be written; a file that must not be replaced is reported."""
     from themis.report.gates.results import record_gates
 
     try:
-        record_gates(results, gates.max_fault_rate)
+        record_gates(results)
     except StoreError:  # a full disk, or a folder that may only be read, does not keep anybody from checking a run
         pass
     except Exception as error:

@@ -30,7 +30,7 @@ def read_suite_view(suite: result.SuiteRun, errors: result.CorruptionErrors | No
     record, rows, grades = suite.record, suite.rows, suite.grades
     commands = _commands(suite)
     gates = read_gates(suite.path, suite.tests)
-    tone, verdict = _verdict(suite, None if gates is None else gates["max_fault_rate"])
+    tone, verdict = _verdict(suite, gates)
     plain: dict[str, Any] = json_safe(
         {
             **suite.summary(),
@@ -98,9 +98,9 @@ def _order(row: result.MemberRow) -> tuple[float, float]:
     return -(row.fault_rate.value if row.fault_rate else -1.0), -(row.error or 0.0)
 
 
-def _verdict(suite: result.SuiteRun, limit: float | None) -> tuple[str, str]:
-    """The tone of the verdict, and the verdict in a sentence or two; `limit`: the fault rate that the user allows."""
-    rates = {row.name: row.fault_rate for row in suite.rows if row.fault_rate is not None}
+def _verdict(suite: result.SuiteRun, gates: dict[str, Any] | None) -> tuple[str, str]:
+    """The tone of the verdict, and the verdict in a sentence or two, which the sentence of the gates follows."""
+    rates = [row.fault_rate for row in suite.rows if row.fault_rate is not None]
     most, n = result.most_fragile(suite), counted(len(rates), "perturbation")
     if suite.is_only_graded:
         claim, tone = "", ""
@@ -109,15 +109,11 @@ def _verdict(suite: result.SuiteRun, limit: float | None) -> tuple[str, str]:
         return tone, f"{claim}{most}"
     if most is None:
         return "", "No fault rate of this suite is known yet."
-    if limit is not None:
-        over = [name for name, rate in rates.items() if rate.high > limit]
-        allowed = f"the limit of {percent(limit)} on the fault rate"
-        if not over:
-            return "", f"{most} The model is within {allowed} under all {n}."
-        return "broken", f"{most} The model may exceed {allowed} under {len(over)} of {n}: {', '.join(over)}."
+    if gates is not None:
+        return "broken" * any(not row["has_passed"] for row in gates["rows"]), most
     if not any(row.faults for row in suite.rows) and not result.breaks_at_levels(suite):
         return "", f"The model withstood all {n} of this suite."
-    n_broken = sum(rate.low > FRAGILE for rate in rates.values())
+    n_broken = sum(rate.low > FRAGILE for rate in rates)
     return "broken", f"{most} The fault rate is clearly above {percent(FRAGILE, 0)} under {n_broken} of {n}."
 
 

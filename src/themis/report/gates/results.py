@@ -13,7 +13,7 @@ from typing import Any
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from themis.errors import StoreError
-from themis.reading import flag, items, number, optional, read_json, record, text, whole
+from themis.reading import flag, items, read_json, record, text, whole
 from themis.runs.analysis.diff import Diff, code, escape, replay_command, table
 from themis.runs.display.fault import describe_fault
 from themis.runs.fault import Fault
@@ -159,13 +159,13 @@ class GateResults:
 GATES_FILE = "gates.json"
 _ROW = record({**dict.fromkeys(("member", "gate", "text", "remedy"), text()), "has_passed": flag}, {"is_judged": flag})
 _FORM = record(
-    {"tests": whole(), "sentence": text(), "max_fault_rate": optional(number()), "rows": items(_ROW)},
+    {"tests": whole(), "sentence": text(), "rows": items(_ROW)},
     {"made_by": text()},
 )
 
 
-def record_gates(results: GateResults, max_fault_rate: float | None) -> None:
-    """Write the results into the folder, those of members too, and the largest fault rate that the user allows."""
+def record_gates(results: GateResults) -> None:
+    """Write the results into the folder, and those of members into theirs."""
     if results.folder is None:
         return
     rows = [
@@ -176,11 +176,11 @@ def record_gates(results: GateResults, max_fault_rate: float | None) -> None:
         }
         for member, result in results.rows
     ]
-    plain = {"tests": results.summary["tests"], "sentence": results.sentence, "max_fault_rate": max_fault_rate}
+    plain = {"tests": results.summary["tests"], "sentence": results.sentence}
     content = json.dumps({**made_by("gate"), **plain, "rows": rows}, indent=2, allow_nan=False)
     write_fresh(results.folder / GATES_FILE, content.encode(), remedy="remove it")
     for _, of_member in results.members or ():
-        record_gates(of_member, max_fault_rate)
+        record_gates(of_member)
 
 
 def read_gates(folder: Path, tests: int) -> dict[str, Any] | None:
