@@ -223,8 +223,11 @@ def test_readings_are_loaded_as_they_were_stored(done, tmp_path):
     assert np.array_equal(back.held, reading.held)
     assert torch.equal(back.old_inputs, reading.old_inputs)
     assert read_reading(folder, "two.safetensors") is None
-    write_reading(folder, "earlier.safetensors", SimpleNamespace(**vars(reading), strength=reading.clean))
-    assert read_reading(folder, "earlier.safetensors").as_dict() == reading.as_dict()
+    earlier = {name.replace("old_", "old."): value for name, value in vars(reading).items()}
+    write_reading(folder, "earlier.safetensors", SimpleNamespace(**earlier, strength=reading.clean))
+    back = read_reading(folder, "earlier.safetensors")
+    assert back.as_dict() == reading.as_dict()
+    assert torch.equal(back.old_inputs, reading.old_inputs)
     folder.close()
 
 

@@ -17,7 +17,7 @@ from themis.perturb.perturbation import check_fits, check_gradient
 from themis.retraining.examine import Reading, examine, read_reading, write_reading
 from themis.retraining.frontier import choose_share, join_frontiers
 from themis.retraining.grading import Loss, name_loss, shown
-from themis.retraining.material import Material, join_material, of_faults, without_inputs
+from themis.retraining.material import Material, join_material, of_faults
 from themis.retraining.recipe import RESUMABLE_OPTIONS, Recipe, RetrainingPlan, task_defaults
 from themis.retraining.result import Retrained, RetrainingOutcome, markdown, verdict
 from themis.retraining.source import Given, Source, list_runs, open_sources
@@ -173,10 +173,17 @@ def _run(retraining: Retraining, environment: dict[str, Any]) -> Retrained:
 def _material(retraining: Retraining) -> Material:
     """What models learn from: the faults of the runs, of which some may have none, and clean seeds."""
     source, parts = retraining.source, retraining.source.parts
+    _, n_stored, _ = retraining.recipe.counts()
     materials = [
-        of_faults(run.faults, parts.search, run.perturbation, source.target, clean=parts.train, run=run.folder)
-        if retraining.recipe.counts()[1]
-        else without_inputs(run.faults, parts.search, source.target, clean=parts.train)
+        of_faults(
+            run.faults,
+            parts.search,
+            run.perturbation,
+            source.target,
+            clean=parts.train,
+            run=run.folder,
+            has_inputs=n_stored > 0,
+        )
         for run in [run for run in source.all if len(run.faults)] or [source]
     ]
     return replace(join_material(materials), groups=source.groups, loss=retraining.loss)

@@ -253,9 +253,9 @@ def read_reading(folder: ExperimentFolder, name: str) -> Reading | None:
         values = check_form(parse_json(read_header(content).get(VALUES_KEY, ""), has_nan=True), record({}))
         if len({column.shape for key, column in columns.items() if key != "mended"}) != 1:
             raise ValueError("its columns have different lengths")
-        for earlier in ("strength", "old.row"):
-            values.pop(earlier, None)
-            columns.pop(earlier, None)
+        for kept in (values, columns):
+            kept.pop("strength", None)  # which earlier versions measured
+        values.pop("old.row", None)  # None in earlier versions
         return Reading(**values, **columns, **old)
     except (TypeError, ValueError) as error:
         raise StoreError(

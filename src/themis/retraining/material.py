@@ -63,14 +63,24 @@ def of_faults(
     *,
     clean: Seeds | None = None,
     run: Reader | None = None,
+    has_inputs: bool = True,
 ) -> Material:
     """Material from a campaign's faults: every input is identical to the one that the campaign tested.
 
     pool: the seeds that the campaign searched. clean: the train part; by default none. run: the campaign's folder,
-    whose stored inputs are used if an attack created them.
+    whose stored inputs are used if an attack created them. has_inputs: False if no input of a fault is trained on: to
+    make them again may take long and much memory.
     """
-    columns, seed = _columns(run_faults, pool)
-    ids = columns["id"].tolist()
+    if not len(run_faults):
+        raise DataError(
+            "retraining needs faults to learn from, but the run has none: raise its magnitude or its budget"
+        )
+    columns = run_faults.columns
+    ids, seed = columns["id"].tolist(), rows_of(columns["seed_id"], pool)
+    if not has_inputs:
+        pool, clean = _labelled(pool, clean, target)
+        assert pool.labels is not None  # from the data, or the clean answers
+        return Material(torch.empty(0, *pool.shape[1:]), pool.labels[:0], torch.from_numpy(seed), pool, clean)
     stored = {} if run is None or not perturbation.passes else run.tensors(ids)
     tests = Tests(columns["id"], seed, columns["theta"], columns["noise_seed"], columns["kind"])
     material = of_tests(tests, pool, perturbation, target, clean, (columns["position"], columns["chunk"]))
@@ -78,23 +88,6 @@ def of_faults(
         if id in stored:
             material.disturbed[k] = stored[id].inputs[0]
     return material
-
-
-def without_inputs(run_faults: Faults, pool: Seeds, target: AnyTarget, *, clean: Seeds | None = None) -> Material:
-    """The same if none of these inputs are trained on: to make them again may take long and much memory."""
-    _, seed = _columns(run_faults, pool)
-    pool, clean = _labelled(pool, clean, target)
-    assert pool.labels is not None  # from the data, or the clean answers
-    return Material(torch.empty(0, *pool.shape[1:]), pool.labels[:0], torch.from_numpy(seed), pool, clean)
-
-
-def _columns(run_faults: Faults, pool: Seeds) -> tuple[dict[str, Any], Ints]:
-    """The columns of the faults, and the rows of their seeds in the pool."""
-    if not len(run_faults):
-        raise DataError(
-            "retraining needs faults to learn from, but the run has none: raise its magnitude or its budget"
-        )
-    return run_faults.columns, rows_of(run_faults.columns["seed_id"], pool)
 
 
 def of_tests(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -159,24 +159,15 @@ def _check_alike(first: Source, other: Source) -> None:
 
 
 def _from_memory(run: Run, given: Given) -> Source:
-    calculator = live_handle(run).calculator
-    settings = run.start.settings
+    calculator, settings, last = live_handle(run).calculator, run.start.settings, run.rounds[-1]
     if settings.split is not None and given.data is None:
         raise UsageError(
             "data must be passed, because a run in memory keeps only the seeds that it searched: pass the complete data"
         )
-    return _source(
-        run,
-        given,
-        target=calculator.target if given.target is None else as_target(given.target),
-        oracle=calculator.clean.oracle,
-        seeds=calculator.seeds if settings.split is None else read_seeds(given.data, settings.max_seeds),
-        perturbation=calculator.perturbation,
-        settings=settings,
-        spent=asdict(run.rounds[-1]),
-        faults=run.faults,
-        origin=given.origin,
-    )
+    seeds = calculator.seeds if settings.split is None else read_seeds(given.data, settings.max_seeds)
+    target = calculator.target if given.target is None else as_target(given.target)
+    tested = target, calculator.clean.oracle, calculator.perturbation, given.origin
+    return _source(run, given, seeds, tested, settings, run.faults, last.tests, last.passes)
 
 
 def _from_folder(run: Reader, given: Given) -> Source:
@@ -192,32 +183,25 @@ def _from_folder(run: Reader, given: Given) -> Source:
     now = {"model_sha256": replayer.target.fingerprint(), "data_sha256": hash_seeds(replayer.seeds)}
     refuse_changes(now, run.record["environment"], "run")
     replayer.check_same_tests()
-    return _source(
-        run,
-        given,
-        target=replayer.target,
-        oracle=replayer.oracle,
-        seeds=replayer.all_seeds,
-        perturbation=replayer.perturbation,
-        settings=Settings(**run.record["settings"]),
-        spent=summary,
-        faults=run.faults(handle=replayer),
-        origin=replayer.origin,
-    )
+    tested = replayer.target, replayer.oracle, replayer.perturbation, replayer.origin
+    settings, faults = Settings(**run.record["settings"]), run.faults(handle=replayer)
+    return _source(run, given, replayer.all_seeds, tested, settings, faults, summary["tests"], summary["passes"])
 
 
 def _source(
-    run: Run | Reader, given: Given, *, target: AnyTarget, oracle: Oracle, seeds: Seeds, spent: Any, **known: Any
+    run: Run | Reader,
+    given: Given,
+    seeds: Seeds,
+    tested: tuple[AnyTarget, Oracle, Perturbation, Origin | None],
+    settings: Settings,
+    faults: Faults,
+    n_tests: int,
+    passes: int,
 ) -> Source:
-    """A source from what a run in memory and a run folder have in common.
-
-    spent: has the passes and tests of the run. known: further fields of the source.
-    """
+    """A source from what a run in memory and a run folder have in common."""
+    target, oracle, perturbation, origin = tested
     check_trainable(target)
     assert isinstance(target, Target)
-    settings: Settings = known["settings"]
-    perturbation: Perturbation = known["perturbation"]
-    origin: Origin | None = known["origin"]
     folder = run if isinstance(run, Reader) else None
     parts, groups = _parts(run, settings, seeds, given), None
     if (split_by := settings.split_by) is not None:
@@ -237,20 +221,23 @@ def _source(
         **({} if settings.split_by is None else {"split_by": settings.split_by}),
         "campaign_seed": settings.random_seed,
         "model_sha256": target.fingerprint(),
-        "faults": len(known["faults"]),
-        "tests": spent["tests"],
+        "faults": len(faults),
+        "tests": n_tests,
     }
     return Source(
         target=replace(target, oracle=oracle),
         parts=parts,
-        passes=spent["passes"],
+        perturbation=perturbation,
+        faults=faults,
+        settings=settings,
+        passes=passes,
+        origin=origin,
         ledger=ledger_of(target, None if origin is None else origin.weights_path()),
         data=seeds,
         about=about,
         groups=groups,
         folder=folder,
         member=None if folder is None or not is_suite(folder.path.parent) else folder.path.name,
-        **known,
     )
 
 
