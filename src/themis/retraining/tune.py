@@ -140,11 +140,13 @@ def tune(
     *,
     folder: Path | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
+    fresh_from: Perturbation | None = None,
 ) -> TrainedModel:
     """Train a copy of the target's model, whose oracle defines the task; the original is not changed.
 
     perturbation: disturbs fresh inputs and held-out seeds; several have names. folder: for a checkpoint after each
     epoch, from which an interrupted training resumes to the same weights. on_epoch: called after each epoch.
+    fresh_from: disturbs fresh inputs in place of the perturbation, which then disturbs held-out seeds only.
     """
     report = on_epoch or (lambda epoch: None)
     check_trainable(target)
@@ -167,7 +169,7 @@ def tune(
         held_out = HeldOut(trained, material, split, cases, oracle, loss, recipe)
         if trained.device.type == "cuda" and shown(oracle, material.pool):
             stack.enter_context(channels_last(trained.module, held_out.answer))
-        sources = [in_steps(each, recipe.attack_steps) for each in cases.values()]
+        sources = [in_steps(each, recipe.attack_steps) for each in ([fresh_from] if fresh_from else cases.values())]
 
         def begin(rate: float, state: State | None = None) -> _Training:
             own = replace(recipe, learning_rate=rate)
