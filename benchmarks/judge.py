@@ -29,7 +29,7 @@ from rich.table import Table
 from searching.arguments import add_quick, complete
 
 from themis.judge import JUDGES
-from themis.measure.moments import Moments
+from themis.measure.moments import Accumulator, Moments
 from themis.runs.environment import describe_environment
 
 TESTS = 2_000
@@ -86,7 +86,10 @@ def large_moments(n: int = LARGE) -> Moments:
 
 def measure(n_paper: int, repeats: int, skip_large: bool) -> dict[str, Any]:
     sensitivity = torch.randn(TESTS, NEURONS, generator=torch.Generator().manual_seed(0)).abs()
-    moments = Moments.of(sensitivity)
+    into = Accumulator(NEURONS)
+    into.add(sensitivity.clone(), 0, NEURONS)
+    into.commit(TESTS)
+    moments = into.moments()
     results: dict[str, Any] = {name: seconds(partial(judge, moments), repeats)
                                for name, judge in JUDGES.items() if name != "pymc"}  # fmt: skip
     if not skip_large:

@@ -26,9 +26,10 @@ from regain import _material as material_of
 from searching.files import write_results
 from torch import Tensor
 
+from themis.measure.sweep import clean_outputs
 from themis.oracle import Wrong
 from themis.retraining.frontier import SHARES, mean_fall
-from themis.retraining.grading import clean_outputs, expected_grades
+from themis.retraining.grading import CHUNK, expected_grades
 from themis.retraining.grading import grade as grade_answers
 from themis.retraining.recipe import Recipe, named_perturbation
 from themis.retraining.tune import tune
@@ -95,7 +96,7 @@ def train(model: str, name: str, random_seed: int) -> list[dict[str, Any]]:
         moved = tuned.at(share)
         disturbed.append(float(grade(row, moved.target, parts, moved.ledger)[1].mean()))
         with moved.target.opened(), torch.no_grad():
-            outputs.append(clean_outputs(parts.judge, moved.target))
+            outputs.append(clean_outputs(moved.target, parts.judge, CHUNK))
     assert parts.judge.labels is not None  # the zoo's data has them
     return [judge(outputs, parts.judge.labels, disturbed, n) for n in (searched // 2, searched)]
 

@@ -49,10 +49,10 @@ from themis.data.seeds import read_seeds
 from themis.measure.tests import Tests
 from themis.perturb import Context, Perturbation, Theta
 from themis.perturb.attack import STEPS, in_steps
-from themis.retraining.batches import can_distill
 from themis.retraining.changes import Shift, paired, relative_errors
-from themis.retraining.examine import Column, Exam, examine
+from themis.retraining.examine import Column, examine
 from themis.retraining.frontier import FrontierPoint, choose_share, join_frontiers
+from themis.retraining.grading import shown
 from themis.retraining.material import Material, join_material, of_tests
 from themis.retraining.recipe import Recipe, named_perturbation
 from themis.retraining.tune import TrainedModel, tune
@@ -252,7 +252,7 @@ def original(row: Row, device: str, packed: str | None, share: float) -> tuple[T
 def grade(row: Row, target: Target, parts: Parts, ledger: Ledger) -> tuple[Column, Column]:
     """Clean grades on the judge seeds, and disturbed ones, `[perturbations, seeds]`."""
     readings = [
-        examine(target, parts.judge, named_perturbation(name), Exam(draws=row.draws, passes=0), ledger=ledger)
+        examine(target, parts.judge, named_perturbation(name), draws=row.draws, passes=0, ledger=ledger)
         for name in row.perturbations
     ]
     return readings[0].clean, np.stack([reading.disturbed for reading in readings])
@@ -278,7 +278,7 @@ def run(cell: Cell) -> dict[str, Any]:
     _, _, n_fresh = recipe.counts()
     sources = [in_steps(each, recipe.attack_steps) for each in (perturbations.values() if other is None else [other])]
     attacks = max(source.passes + (source.passes > 0) for source in sources)  # one more shows what to attack
-    asks_old_model = recipe.distill > 0 and can_distill(target.oracle, parts.search)
+    asks_old_model = recipe.distill > 0 and shown(target.oracle, parts.search) != ""
     spent += (len(parts.train) + len(parts.search)) * asks_old_model
     is_blended = asks_old_model and recipe.blend > 0
     per_batch = (3 + is_blended) * row.batch_size + n_fresh * attacks

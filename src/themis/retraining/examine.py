@@ -119,7 +119,8 @@ def examine(
         mended = None
         if before is not None and before.old_inputs is not None and before.old_labels is not None:
             mended = _grade_old(bench, before.old_inputs, before.old_labels, before.old_row)
-    spent, distinct, old = None, None, ()
+    spent, distinct = None, None
+    old: tuple[Tensor, ...] = ()
     if passes:
         result = run(
             target,
