@@ -110,7 +110,7 @@ def run_round(setup: Setup, state: State, recorder: Recorder) -> None:
 
 
 def _checkpoint(setup: Setup, state: State) -> Checkpoint:
-    setup.measurer.gather()
+    setup.sweep.measurer.gather()
     return state.checkpoint()
 
 
@@ -163,7 +163,7 @@ def _measure(setup: Setup, state: State, recorder: Recorder, partial: PartialRou
     """Run the next chunk of the proposed tests, fold it, count its results and record its faults."""
     stream, settings = partial.stream, setup.settings
     with state.clock.timed("measure"):
-        measurement = setup.measurer.measure(
+        measurement = setup.sweep.measurer.measure(
             _portion(setup, state, stream, partial.pending),
             lambda: _upcoming(setup, state, partial),
             None if settings.max_passes is None else settings.max_passes - state.passes,
@@ -184,7 +184,7 @@ def _measure(setup: Setup, state: State, recorder: Recorder, partial: PartialRou
 
 def _end_round(setup: Setup, state: State, recorder: Recorder) -> None:
     """Judge the round; an interrupt while that takes its time leaves the round open."""
-    setup.measurer.gather(lambda: _foreseen(setup, state))
+    setup.sweep.measurer.gather(lambda: _foreseen(setup, state))
     round, open_neurons = judge(setup, state)
     with recorder.atomic():
         if open_neurons is not None and len(open_neurons):
@@ -295,7 +295,7 @@ def conclude(setup: Setup, state: State, start: Start, faults: Faults, reason: s
         scale = None if setup.scale is None else setup.scale[setup.panel_neurons]
         blocks = rescale(state.panel.blocks(), scale)
         total = state.total_moments()
-        is_judged = ~_is_dead(setup.clean, total)[setup.panel_neurons]
+        is_judged = ~_is_dead(setup.sweep.moments, total)[setup.panel_neurons]
         run = Run(
             stop=f"Stopped because {why}.",
             stop_reason=reason,
@@ -331,7 +331,7 @@ def conclude(setup: Setup, state: State, start: Start, faults: Faults, reason: s
             requests=setup.calculator.sent,
             posterior_means=rescale(total, setup.scale).mean.cpu().numpy(),
         )
-    setup.measurer.end()
+    setup.sweep.measurer.end()
     return replace(run, seconds=Seconds(**state.clock.phases, total=state.clock.elapsed()))
 
 
@@ -359,7 +359,7 @@ def _cover(setup: Setup, state: State, moments: Moments, judge: Judge) -> tuple[
     return cover(
         rescale(moments, setup.scale),
         setup.calculator.layers,
-        is_dead=_is_dead(setup.clean, moments),
+        is_dead=_is_dead(setup.sweep.moments, moments),
         rule=setup.rule,
         goal=settings.coverage or 1.0,
         sample=Sample(

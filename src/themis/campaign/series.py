@@ -155,7 +155,7 @@ class CampaignSeries:
         max_tests, state = plan.settings.max_tests, campaign.state
         setup = replace(campaign.setup, settings=replace(campaign.setup.settings, max_tests=max_tests))
         setup.calculator.clean = self.sweep.calculator.clean
-        setup.measurer.begin(setup.panel_neurons, setup.scale)
+        setup.sweep.measurer.begin(setup.panel_neurons, setup.scale)
         state.clock = Clock()
         state.clock.restore(vars(campaign.seconds))
         record = campaign.record | {"settings": campaign.record["settings"] | {"max_tests": max_tests}}

@@ -206,19 +206,35 @@ class SeedFacts:
 
 
 @dataclass(frozen=True)
+class CleanSweep:
+    """What the campaigns on one model and its seeds share, whatever the perturbation: every clean input was run."""
+
+    calculator: Calculator
+    """It has the clean outputs and activations; campaigns get copies of it for their perturbation."""
+    measurer: Measurer
+    """Runs the tests: here, or in workers."""
+    moments: Moments
+    """Of the clean activations."""
+    constant: str | None
+    """Why a low fault rate would say nothing: the clean answers are no better than a constant, in words."""
+    has_gradient: bool
+    """Whether the outputs have a gradient in the inputs."""
+    view: View | None = None
+
+    def under(self, perturbation: Perturbation) -> CleanSweep:
+        """The same for a campaign under another perturbation, in which its passes do not count again."""
+        calculator = self.calculator.under(perturbation)
+        return replace(self, calculator=calculator, measurer=self.measurer.under(calculator))
+
+
+@dataclass(frozen=True)
 class Setup:
     """What a campaign works with. None of it changes until the campaign ends."""
 
     settings: Settings
     environment: dict[str, Any]
     criterion: CampaignCriterion | None
-    calculator: Calculator
-    """It has the target, the seeds and the perturbation."""
-    measurer: Measurer
-    """Runs the tests: here, or in workers."""
-    criterion_view: View | None
-    clean: Moments
-    """Moments of the clean activations."""
+    sweep: CleanSweep
     scale: Tensor | None
     """The unit of each neuron's sensitivity; None if it is absolute."""
     rule: Rule
@@ -235,35 +251,18 @@ class Setup:
     """What divides the seeds into slices."""
     slight: str | None
     """That the perturbation hardly changes the inputs, if so."""
-    constant: str | None
-    """Why a low fault rate would say nothing: the clean answers are no better than a constant, in words."""
     covers_neurons: bool
     """Whether coverage is a goal; a model without hidden layers has nothing to cover."""
+
+    @property
+    def calculator(self) -> Calculator:
+        """It has the target, the seeds and the perturbation."""
+        return self.sweep.calculator
 
     @property
     def has_calibration(self) -> bool:
         """Whether answers are classes with a confidence, and every seed has a label to compare them with."""
         return is_classifier(self.calculator.clean.oracle) and bool((self.facts.label >= 0).all())
-
-
-@dataclass(frozen=True)
-class CleanSweep:
-    """What the campaigns on one model and its seeds share, whatever the perturbation: every clean input was run."""
-
-    calculator: Calculator
-    """It has the clean outputs and activations; campaigns get copies of it for their perturbation."""
-    measurer: Measurer
-    moments: Moments
-    constant: str | None
-    """See `Setup.constant`."""
-    has_gradient: bool
-    """Whether the outputs have a gradient in the inputs."""
-    view: View | None = None
-
-    def under(self, perturbation: Perturbation) -> CleanSweep:
-        """The same for a campaign under another perturbation, in which its passes do not count again."""
-        calculator = self.calculator.under(perturbation)
-        return replace(self, calculator=calculator, measurer=self.measurer.under(calculator))
 
 
 def sweep_clean(
@@ -356,10 +355,7 @@ def prepare(
         settings=settings,
         environment=environment,
         criterion=criterion,
-        calculator=calculator,
-        measurer=measurer,
-        criterion_view=sweep.view,
-        clean=sweep.moments,
+        sweep=sweep,
         scale=scale,
         rule=Rule(settings.tolerance, settings.draws, settings.alpha),
         panel_neurons=panel_neurons,
@@ -369,7 +365,6 @@ def prepare(
         sliced=sliced,
         columns=columns,
         slight=slight,
-        constant=sweep.constant,
         covers_neurons=covers_neurons([layer.name for layer in calculator.layers], settings.preset),
     )
 
@@ -542,7 +537,7 @@ def describe_start(setup: Setup, tests_before: int) -> Start:
         left_out=None
         if len(setup.space.seeds) == len(seeds)
         else oracle.describe_left_out(calculator.clean.labels is not None),
-        constant=setup.constant,
+        constant=setup.sweep.constant,
     )
 
 

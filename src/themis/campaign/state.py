@@ -265,7 +265,7 @@ class State:
         self.policy.state = policy_state
         if self.criterion is not None:
             criterion_state = {name: tensor.to(device) for name, tensor in tree["criterion"].items()}
-            layout = None if setup.criterion_view is None else setup.criterion_view.layout
+            layout = None if setup.sweep.view is None else setup.sweep.view.layout
             self.criterion.restore(criterion_state, self.tally.tests - self.tally.dropped, layout)
         self.novelty.state = tree["seen"].numpy()
         self.open_neurons = tree["open_neurons"].to(device)
