@@ -48,13 +48,6 @@ class FaultDetails:
     inputs: Tensor  # [faults, ...], where the model computes: only those that are stored are copied from there
     outputs: Tensor  # for these inputs
 
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def arrays(self) -> dict[str, Any]:
-        """All of it by name."""
-        return {**self.columns, "inputs": self.inputs, "outputs": self.outputs}
-
 
 @dataclass(frozen=True)
 class Results:
