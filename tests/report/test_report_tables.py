@@ -1,5 +1,7 @@
 """Tables in a report: the features that changed, in their original unit."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from wavering import ENDLESS, Wavering
@@ -41,7 +43,7 @@ def test_tables_show_which_features_changed(tmp_path):
 def test_values_on_axes_are_shown_as_they_were_recorded(tmp_path):
     raw = torch.randint(0, 900, (80, 12), generator=torch.Generator().manual_seed(0)).float()
     axes = FeatureAxes(raw)
-    features = Features(**{**vars(Features.of(raw, tuple(NAMES))), "axes": axes})
+    features = replace(Features.of(raw, tuple(NAMES)), axes=axes)
     kept, changes = changes_of(
         tmp_path / "run", read_seeds(axes.place(raw)).with_features(features), "edit", magnitude=3
     )
