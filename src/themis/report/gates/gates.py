@@ -202,7 +202,8 @@ def check_gates(run: AnyRun, gates: Gates, *, folder: str | Path | None = None, 
         results.append(result if gates.allow_constant else refuse_constant(result, summary))
 
     if run.decision is not None:
-        add_limit_on_faults(_check_decision(run.decision, name))
+        more = f"continue it with themis resume {name} and a larger budget, or give more seeds"
+        add_limit_on_faults(_check_decision(run.decision, None, more))
     if gates.max_fault_rate is not None:
         remedy_of_rate = "improve the model"
         if faults.task != "against" and run.requests is None:
@@ -301,16 +302,12 @@ def _place(is_within: bool) -> str:
     return "within" if is_within else "over"
 
 
-REMEDY_OF_CLAIM = "improve the model, or claim less"
-
-
-def _check_decision(decision: Decision, name: str) -> GateResult:
-    """The gate of a campaign that was to decide a claim; if it has not, the text says how much would decide it."""
-    remedy = REMEDY_OF_CLAIM
-    if decision.verdict == UNDECIDED:
-        remedy = f"continue it with themis resume {name} and a larger budget, or give more seeds"
+def _check_decision(decision: Decision | SuiteDecision, value: float | None, remedy: str) -> GateResult:
+    """The gate of a campaign or a suite that was to decide a claim. remedy: what to do if it has not."""
+    if decision.verdict != UNDECIDED:
+        remedy = "improve the model, or claim less"
     limit = read_claim(decision.claim)[1]
-    return GateResult("decide", decision.verdict == HOLDS, None, limit, decision.clause, remedy)
+    return GateResult("decide", decision.verdict == HOLDS, value, limit, decision.clause, remedy)
 
 
 def check_slices(most: float, slices: Sequence[SliceRate]) -> list[GateResult]:
@@ -424,16 +421,9 @@ def check_suite_gates(
     own_results: tuple[GateResult, ...] = ()
     summary = {"tests": suite.tests, "decision": suite.record.get("decision")}
     if suite.decision is not None:
-        own_results = (_check_suite_decision(suite.decision),)
+        value = None if suite.decision.figure is None else suite.decision.figure.value
+        own_results = (_check_decision(suite.decision, value, "give more seeds, with --level-seeds"),)
     return GateResults(str(suite.path), own_results, summary, folder=suite.path, members=tuple(results))
-
-
-def _check_suite_decision(decision: SuiteDecision) -> GateResult:
-    """The gate of a suite that was to decide a claim."""
-    remedy = "give more seeds, with --level-seeds" if decision.verdict == UNDECIDED else REMEDY_OF_CLAIM
-    _, limit = read_claim(decision.claim)
-    value = None if decision.figure is None else decision.figure.value
-    return GateResult("decide", decision.verdict == HOLDS, value, limit, decision.clause, remedy)
 
 
 def check_mce(most: float, errors: CorruptionErrors) -> GateResult:
