@@ -48,6 +48,9 @@ class FaultDetails:
     inputs: Tensor  # [faults, ...], where the model computes: only those that are stored are copied from there
     outputs: Tensor  # for these inputs
 
+    def __len__(self) -> int:
+        return len(self.inputs)
+
 
 @dataclass(frozen=True)
 class Results:
