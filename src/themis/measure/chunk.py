@@ -91,11 +91,11 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 class ChunkBuffers:
-    """The size of a chunk, and two scratch buffers `[chunk, neurons]` per layer; both shrink when memory runs out."""
+    """The size of a chunk, and scratch buffers `[2, chunk, neurons]` per layer; both shrink when memory runs out."""
 
     def __init__(self, layers: tuple[Layer, ...], chunk: int, dtype: torch.dtype, device: torch.device) -> None:
         self.layers, self.chunk, self.dtype, self.device = layers, chunk, dtype, device
-        self.buffers: dict[str, tuple[Tensor, Tensor]] = {}
+        self.buffers: dict[str, Tensor] = {}
         self.is_short = False
         """Whether memory has run out."""
 
@@ -133,8 +133,7 @@ class ChunkBuffers:
     def _allocate(self) -> None:
         widest = max(layer.n_neurons for layer in self.layers)
         scratch = torch.empty(2, self.chunk * widest, dtype=self.dtype, device=self.device)
-        self.buffers = {layer.name: self._view(scratch, layer) for layer in self.layers}
-
-    def _view(self, scratch: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        first, second = scratch[:, : self.chunk * layer.n_neurons].view(2, self.chunk, layer.n_neurons)
-        return first, second
+        self.buffers = {
+            layer.name: scratch[:, : self.chunk * layer.n_neurons].view(2, self.chunk, layer.n_neurons)
+            for layer in self.layers
+        }

@@ -77,10 +77,6 @@ class LayeredObjective:
     climbing: Tensor | None = None
     """The tests whose sensitivities count, int64; None for all of them."""
 
-    @staticmethod
-    def of(objective: Objective, layers: tuple[Layer, ...]) -> LayeredObjective:
-        return LayeredObjective(objective, NeuronSelection.of(objective.neurons, layers))
-
     def layer_value(self, layer: Layer, activations: Tensor, clean: Tensor, rows: Tensor) -> Tensor:
         """What the neurons of one layer contribute to the objective of each test, `[tests]`."""
         positions, objective = self.selection.within[layer.name], self.objective
@@ -96,15 +92,15 @@ class ChunkFold:
     """Folds the sensitivities of one chunk into moments, layer by layer.
 
     `rows` are those of the seeds in the clean activations of each layer. The first `n_tests` rows of the chunk are
-    tests, the rest is padding. Sensitivities go to `into`, which the caller commits. `buffers` has two scratch tensors
-    `[chunk, neurons]` per layer.
+    tests, the rest is padding. Sensitivities go to `into`, which the caller commits. `buffers` has scratch memory
+    `[2, chunk, neurons]` for each layer.
     """
 
     def __init__(
         self,
         clean: Activations,
         rows: Tensor,
-        buffers: dict[str, tuple[Tensor, Tensor]],
+        buffers: dict[str, Tensor],
         n_tests: int,
         into: Accumulator,
         panel: NeuronSelection | None,
@@ -165,7 +161,7 @@ class ChunkFold:
         columns.copy_(activations.index_select(1, positions) - clean[rows[:, None], positions])
 
     def _fold_by_torch(self, layer: Layer, activations: Tensor, clean: Tensor, rows: Tensor) -> None:
-        first, second = (buffer[: self.n_tests] for buffer in self.buffers[layer.name])
+        first, second = self.buffers[layer.name][:, : self.n_tests]
         torch.index_select(clean, 0, rows, out=first)
         sensitivity = torch.sub(activations, first, out=second).abs_()
         self.by_layer.append((sensitivity.sum(1)[None], slice(0, 1)))

@@ -88,15 +88,11 @@ class Accumulator:
         self._sums = torch.zeros(2, n_neurons, dtype=torch.float64, device=device)
         self._means: dict[int, tuple[Tensor, Tensor]] = {}
         """The variance and the mean of the values that `add_copy` was given on an accelerator, by first neuron."""
-        self._parts: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # views by first neuron: slicing costs time
 
     def part(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
         """Views of the shift and of the chunk's sums and squares of the neurons from `start` to `stop`."""
-        part = self._parts.get(start)
-        if part is None:
-            sums, squares = self.chunk_sums
-            part = self._parts[start] = (self.shift[start:stop], sums[start:stop], squares[start:stop])
-        return part
+        sums, squares = self.chunk_sums
+        return self.shift[start:stop], sums[start:stop], squares[start:stop]
 
     def add(self, values: Tensor, start: int, stop: int, scratch: Tensor | None = None) -> None:
         """Add `values [tests, stop - start]` of the neurons from `start` to `stop`; `values` is overwritten.

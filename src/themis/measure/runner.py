@@ -403,8 +403,10 @@ class EagerRunner:
         With an objective each test also gets its gradient in theta: by one backward pass, or by two forward passes per
         dimension if there is no backward pass.
         """
-        calculator = self.calculator
-        objective = None if planned.objective is None else LayeredObjective.of(planned.objective, calculator.layers)
+        calculator, objective = self.calculator, None
+        if planned.objective is not None:
+            selection = NeuronSelection.of(planned.objective.neurons, calculator.layers)
+            objective = LayeredObjective(planned.objective, selection)
         backward = objective if calculator.has_gradient else None
         with torch.set_grad_enabled(backward is not None):
             chunk = self._disturb(planned.tests[: calculator.chunk], backward is not None)
