@@ -62,14 +62,14 @@ def execute(arguments: CommandLine) -> int:
     Recipe.of(**recipe)  # raises for invalid options before a model is loaded
     RetrainingPlan.of(**plan)
     out = new_folder("retrain-") if arguments.out == AUTO else Path(arguments.out)
-    from themis.retraining.api import retrain_runs
-    from themis.retraining.source import Given, list_runs
+    from themis.retraining.api import retrain
+    from themis.retraining.source import list_runs
 
     runs = list_runs(arguments.run)
     where = places(runs[0], arguments)
     options, command = {**recipe, **plan}, join(arguments.words)
     with shown_cells(arguments, out) as progress:
-        result = retrain_runs(runs, Given(**where), options, out=out, listener=progress, command=command)
+        result = retrain(runs, out=out, listener=progress, command=command, **where, **options)
     return _report(result, out, runs[0], arguments)
 
 

@@ -25,6 +25,7 @@ from themis.retraining.tune import Epoch, TrainedModel, tune
 from themis.retraining.weights import choose_parameters
 from themis.runs.environment import describe_environment
 from themis.runs.run import Run
+from themis.runs.source import Origin
 from themis.runs.store.tensors import write_weights
 from themis.runs.trust import Trusted
 from themis.suites.result import SuiteRun
@@ -51,6 +52,8 @@ def retrain(
     out: str | Path | None = None,
     loss: Loss | None = None,
     listener: Listener | None = None,
+    origin: Origin | None = None,
+    command: str | None = None,
     trust: Trusted = False,
     **options: Unpack[RetrainOptions],
 ) -> Retrained:
@@ -67,28 +70,16 @@ def retrain(
         out: Folder for the results; the same call resumes an interrupted retraining.
         loss: A function of outputs and labels, if the task has no default.
         listener: Is notified of the progress.
+        origin: How to create the model and the data again, if not as recorded in the run.
+        command: The command line, for the record.
         trust: True if code that the folder names may run although the folder was not made on this machine by this user.
     """
     runs = list_runs(run if isinstance(run, list | tuple) else [run])
-    given = Given(target, data, judge, perturbation, None, train, trust)
-    return retrain_runs(runs, given, dict(options), out=out, loss=loss, listener=listener)
-
-
-def retrain_runs(
-    runs: list[Any],
-    given: Given,
-    options: dict[str, Any],
-    *,
-    out: str | Path | None = None,
-    loss: Loss | None = None,
-    listener: Listener | None = None,
-    command: str | None = None,
-) -> Retrained:
-    """The same for a list of runs; `command` is the command line, for the record."""
-    recipe, plan, own = read_options(options)
+    given = Given(target, data, judge, perturbation, origin, train, trust)
+    recipe, plan, own = read_options(dict(options))
     if not runs:
         raise UsageError("run must be a finished Run or the folder of one, or several of them, got none")
-    if len(runs) > 1 and given.perturbation is not None:
+    if len(runs) > 1 and perturbation is not None:
         raise UsageError("perturbation must be left out for several runs, each of which has its own")
     with closing(ExperimentFolder(out, "retraining")) as folder, open_sources(runs, given) as source:
         with nullcontext() if source.origin is None else source.origin.in_folder():
