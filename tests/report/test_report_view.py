@@ -171,7 +171,7 @@ def test_the_weakest_faults_give_a_curve_and_shrinking_improves_it(digits_run, t
     assert found["points"][0] == [0, 1]
     failing, seeds = run.rounds[-1].failing_seeds, run.start.n_usable
     assert found["points"][-1] == [1, pytest.approx(1 - failing / seeds, abs=1e-4)]
-    curve = Robustness.of([0.2, 0.4], [1.0, 1.0]).as_dict()
+    curve = Robustness(np.array([0.2, 0.4, np.inf, np.inf])).as_dict()
     copy = tmp_path / "copy"
     shutil.copytree(out, copy)
     (copy / "shrunk.json").write_text(json.dumps({"faults": [], "robustness": curve}))

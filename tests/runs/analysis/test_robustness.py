@@ -1,4 +1,4 @@
-"""The robustness curve: against Kaplan and Meier by hand and by a slow loop, and on a model with known strengths."""
+"""The robustness curve: by hand, with the limits of Clopper and Pearson, and on a model with known strengths."""
 
 import io
 import json
@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binomtest
 from torch import nn
 
 import themis
@@ -23,69 +24,53 @@ from themis.runs.store.reader import Reader
 RANGE = 0.2
 
 
-def slow(failed, censored):
-    """Kaplan and Meier's curve with the log-log interval, straight from its definition."""
-    rows, share, total = [], 1.0, 0.0
-    for at in sorted({*failed, *censored}):
-        left = sum(each >= at for each in (*failed, *censored))
-        died = sum(each == at for each in failed)
-        share *= 1 - died / left
-        if share > 0:
-            total += died / (left * (left - died))
-        interval = (math.nan, math.nan)
-        if 0 < share < 1:
-            spread = 1.959963984540054 * math.sqrt(total) / abs(math.log(share))
-            interval = share ** math.exp(spread), share ** math.exp(-spread)
-        rows.append((at, share, *interval))
-    return np.array(rows).T
+def curve_of(failed, n_withstood, **rest):
+    """The curve of seeds that broke at these strengths, and of others that withstood all."""
+    return Robustness(np.array([*failed, *[np.inf] * n_withstood]), **rest)
 
 
 def test_the_curve_equals_one_computed_by_hand():
-    curve = Robustness.of([0.1, 0.2, 0.2, 0.5], [0.3, 1, 1])
-    assert curve.strengths.tolist() == [0.1, 0.2, 0.3, 0.5, 1]
-    assert curve.share == pytest.approx([6 / 7, 4 / 7, 4 / 7, 8 / 21, 8 / 21])
+    curve = curve_of([0.5, 0.2, 0.1, 0.2], 3)
+    assert list(curve.steps) == [0.1, 0.2, 0.5, 1]
+    assert [step.value for step in curve.steps.values()] == pytest.approx([6 / 7, 4 / 7, 3 / 7, 3 / 7])
     assert (curve.n_seeds, curve.n_failed) == (7, 4)
     assert curve.at(0.05).value == 1
     assert curve.at(0.1).value == pytest.approx(6 / 7)
     assert curve.at(0.4999).value == pytest.approx(4 / 7)
-    assert curve.at(1).value == pytest.approx(8 / 21)
+    assert curve.at(1).value == pytest.approx(3 / 7)
     assert curve.median == 0.5
     assert curve.median_interval == (0.1, None)
+    assert curve.as_dict()["strengths"] == [0.1, 0.2, 0.5, 1]
 
 
-def test_the_curve_equals_that_of_a_slow_loop():
+def test_the_limits_are_those_of_clopper_and_pearson():
     rng = np.random.default_rng(0)
     for n in (2, 5, 40, 200):
-        failed = rng.integers(1, 12, n) / 10
-        censored = rng.integers(1, 12, n // 2) / 10
-        curve, (at, share, low, high) = Robustness.of(failed, censored), slow(failed.tolist(), censored.tolist())
-        assert curve.strengths == pytest.approx(at)
-        assert curve.share == pytest.approx(share, abs=1e-12)
-        is_known = ~np.isnan(low)
-        assert curve.low[is_known] == pytest.approx(low[is_known])
-        assert curve.high[is_known] == pytest.approx(high[is_known])
-        assert np.isfinite(curve.low).all()
-        assert (curve.low <= curve.share).all()
-        assert (curve.share <= curve.high).all()
+        curve = curve_of(rng.integers(1, 12, n).clip(max=10) / 10, n // 2)
+        columns = curve.as_dict()
+        for strength, *ends in zip(*(columns[name] for name in ("strengths", "share", "low", "high")), strict=True):
+            n_left = sum(least > strength for least in curve.least.tolist())
+            limits = binomtest(n_left, n + n // 2).proportion_ci()
+            assert ends == pytest.approx([n_left / (n + n // 2), limits.low, limits.high])
 
 
 def test_intervals_contain_the_true_curve():
     rng, inside, n_curves = np.random.default_rng(1), 0, 400
     for _ in range(n_curves):
         draw = rng.exponential(0.8, 60)
-        curve = Robustness.of(draw[draw < 1], np.ones((draw >= 1).sum()))
+        curve = Robustness(np.where(draw < 1, draw, np.inf))
         estimate = curve.at(0.5)
         inside += estimate.low <= math.exp(-0.5 / 0.8) <= estimate.high
     assert 0.92 <= inside / n_curves <= 0.99
 
 
 def test_curves_without_failures_and_with_failures_only():
-    none = Robustness.of([], np.ones(50))
+    none = curve_of([], 50)
     assert none.at(1).value == 1
     assert none.at(1).low == pytest.approx(0.025 ** (1 / 50))
     assert none.median is None
     assert none.sentences()[1] == "The search could not break more than half of the seeds at any strength."
-    every = Robustness.of([0.2] * 50, [])
+    every = curve_of([0.2] * 50, 0)
     assert every.at(0.2).value == 0
     assert every.at(0.2).high == pytest.approx(1 - 0.025 ** (1 / 50))
     assert every.median == 0.2
@@ -149,7 +134,7 @@ def test_a_model_with_known_strengths_has_their_curve(tmp_path):
 
 
 def test_the_sentences_summarise_the_curve_and_its_caveat():
-    curve = Robustness.of([0.1] * 30 + [0.4] * 40, np.ones(30), full_strength="sigma 0.1")
+    curve = curve_of([0.1] * 30 + [0.4] * 40, 30, full_strength="sigma 0.1")
     said = curve.sentences()
     assert said[0] == "70 of 100 seeds broke."
     assert said[1] == "Half of the seeds have broken at strength 0.4 (95% interval 0.4 to 0.4)."
@@ -160,12 +145,12 @@ def test_the_sentences_summarise_the_curve_and_its_caveat():
 
 def test_random_disturbances_and_the_search_are_two_columns_with_names_of_their_own():
     random = (StrengthPart(0.8, 1.0, 500, Estimate(0.932, 0.91, 0.95)),)
-    curve = Robustness.of([0.3] * 39, np.ones(61), full_strength="sigma 0.1", random=random)
+    curve = curve_of([0.3] * 39, 61, full_strength="sigma 0.1", random=random)
     lines = curve.lines()
     assert lines[0].split("  ")[0] == "strength (1 is sigma 0.1)"
     assert "  correct under a random disturbance  seeds that the search could not break up to it" in lines[0]
     assert lines[1].split() == ["0", "to", "0.2", "unknown", "100.0%", "(96.4%", "to", "100.0%)"]
-    assert lines[5].startswith("0.8 to 1                   93.2% (91.0% to 95.0%)              61.0% (50.7% to 69.8%)")
+    assert lines[5].startswith("0.8 to 1                   93.2% (91.0% to 95.0%)              61.0% (50.7% to 70.6%)")
     assert curve.as_dict()["random"] == [
         {"low": 0.8, "high": 1.0, "tests": 500, "correct": {"value": 0.932, "low": 0.91, "high": 0.95}}
     ]
@@ -250,7 +235,5 @@ def test_faults_that_were_shrunk_before_are_used():
 
 
 def test_wrong_uses_are_refused():
-    with pytest.raises(UsageError, match="needs at least one seed"):
-        Robustness.of([], [])
     with pytest.raises(UsageError, match=r"strength must lie in 0..1, the range that was tested, got 1.5"):
-        Robustness.of([0.5], [1]).at(1.5)
+        curve_of([0.5], 1).at(1.5)

@@ -5,9 +5,9 @@ For one fault of every seed, it gives the robustness curve: how many seeds the s
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from themis.errors import UsageError
 from themis.judge.estimate import Estimate, show_interval
+from themis.judge.risk import mean_estimate
 from themis.measure.tests import Bools, Floats, Ints, Tests
 from themis.runs.analysis.bench import Outcomes, TestBench, open_bench, tests_of
 from themis.runs.display.text import RANDOM, UNBROKEN
@@ -298,20 +299,13 @@ Curve = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Robustness:
-    """The Kaplan-Meier curve over the smallest strength that broke each seed, with its 95% log-log interval.
+    """The robustness curve: the share of the seeds that no disturbance up to a strength is known to break.
 
-    Strength is the share of theta's range, from its identity, that the furthest dimension goes. Seeds that never broke
-    are right-censored at the last strength tested: all that is known is that they withstood it.
+    Strength is the share of theta's range, from its identity, that the furthest dimension goes.
     """
 
-    strengths: Curve
-    """Strengths at which the curve steps or seeds were censored, ascending."""
-    share: Curve
-    """Share of the seeds that the search could not break with strengths up to each of these."""
-    low: Curve
-    high: Curve
-    n_seeds: int
-    n_failed: int
+    least: Curve
+    """The smallest strength that broke each seed `[seeds]`; infinite if none did."""
     full_strength: str = ""
     """What strength 1 means if theta has one dimension, such as "sigma 0.1"."""
     passes: int = 0
@@ -320,50 +314,38 @@ class Robustness:
     random: tuple[StrengthPart, ...] = ()
     """What random disturbances do, from the uniform stream of the campaign; empty if that is not known."""
 
-    @staticmethod
-    def of(failed: Any, censored: Any, **rest: Any) -> Robustness:
-        """The curve from the strengths that broke seeds, and those up to which the other seeds withstood."""
-        from scipy import stats
+    @property
+    def n_seeds(self) -> int:
+        return len(self.least)
 
-        failed, censored = (np.asarray(strengths, dtype=np.float64) for strengths in (failed, censored))
-        n = len(failed) + len(censored)
-        if not n:
-            raise UsageError("a robustness curve needs at least one seed that is answered correctly, got none")
-        estimated = stats.ecdf(stats.CensoredData(uncensored=failed, right=censored)).sf
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore", RuntimeWarning)  # the formula has no interval if all or no seeds are left
-            interval = estimated.confidence_interval(method="log-log")
-        share = estimated.probabilities
-        low, high = (np.array(limit.probabilities) for limit in (interval.low, interval.high))
-        # There, use the Clopper-Pearson limits of 0 among n.
-        is_whole, is_empty = share >= 1, share <= 0
-        rare = 0.025 ** (1 / n)
-        low, high = np.where(is_whole, rare, low), np.where(is_whole, 1.0, high)
-        low, high = np.where(is_empty, 0.0, low), np.where(is_empty, 1 - rare, high)
-        return Robustness(estimated.quantiles, share, low, high, n, len(failed), **rest)
+    @property
+    def n_failed(self) -> int:
+        """Seeds that broke."""
+        return int(np.isfinite(self.least).sum())
 
     def at(self, strength: float) -> Estimate:
-        """The share of seeds that no disturbance up to a strength is known to break, with its interval."""
-        if not 0 <= strength <= max(1.0, self.strengths[-1]):
+        """The share of seeds that no disturbance up to a strength is known to break, with Clopper-Pearson's limits."""
+        if not 0 <= strength <= 1:
             raise UsageError(f"strength must lie in 0..1, the range that was tested, got {strength:g}")
-        k = int(np.searchsorted(self.strengths, strength, side="right")) - 1
-        if k < 0:
-            return Estimate(1.0, 0.025 ** (1 / self.n_seeds), 1.0)
-        return Estimate(float(self.share[k]), float(self.low[k]), float(self.high[k]))
+        return mean_estimate(self.least > strength)
+
+    @cached_property
+    def steps(self) -> dict[float, Estimate]:
+        """The curve at the strengths at which it steps, ascending, and at 1."""
+        return {strength: self.at(strength) for strength in np.unique([*self.least.clip(max=1.0), 1.0]).tolist()}
 
     @property
     def median(self) -> float | None:
         """The strength at which half of the seeds have broken; None if more than half withstand all strengths."""
-        return self._first_under_half(self.share)
+        return self._first_under_half("value")
 
     @property
     def median_interval(self) -> tuple[float | None, float | None]:
         """Its 95% interval, where the curve's limits cross one half; None is beyond the strengths tested."""
-        return self._first_under_half(self.low), self._first_under_half(self.high)
+        return self._first_under_half("low"), self._first_under_half("high")
 
-    def _first_under_half(self, curve: Curve) -> float | None:
-        under = np.flatnonzero(curve <= 0.5)
-        return float(self.strengths[under[0]]) if len(under) else None
+    def _first_under_half(self, end: str) -> float | None:
+        return next((strength for strength, share in self.steps.items() if getattr(share, end) <= 0.5), None)
 
     @property
     def n_further(self) -> int:
@@ -415,10 +397,10 @@ class Robustness:
             "median_interval": list(self.median_interval),
             "strength_1": self.full_strength,
             "passes": self.passes,
-            "strengths": self.strengths.tolist(),
-            "share": self.share.tolist(),
-            "low": self.low.tolist(),
-            "high": self.high.tolist(),
+            "strengths": list(self.steps),
+            "share": [share.value for share in self.steps.values()],
+            "low": [share.low for share in self.steps.values()],
+            "high": [share.high for share in self.steps.values()],
             "random": [asdict(part) for part in self.random],
             "caveat": CAVEAT,
         }
@@ -428,7 +410,7 @@ def robustness(run: AnyRun, known: Sequence[ShrunkFault] = ()) -> Robustness:
     """The robustness curve of a campaign's model over its seeds.
 
     The weakest fault of every failing seed is shrunk. Every other seed is run once more at full strength, at a corner
-    of theta and at the opposite one: those that break are shrunk too, the rest are censored at 1.
+    of theta and at the opposite one: those that break are shrunk too.
     known: faults that were shrunk before; one that is weaker than the one found here replaces it.
     """
     run = as_run(run)
@@ -447,9 +429,10 @@ def robustness(run: AnyRun, known: Sequence[ShrunkFault] = ()) -> Robustness:
             more = shrink_tests(bench, _corner_tests(bench, left, turn))
             shrunk += more
             left = np.setdiff1d(left, bench.rows(np.array([fault.seed_id for fault in more], dtype=np.int64)))
-        return Robustness.of(
-            [fault.weakest for fault in shrunk],
-            np.ones(len(left)),
+        if not shrunk and not len(left):
+            raise UsageError("a robustness curve needs at least one seed that is answered correctly, got none")
+        return Robustness(
+            np.array([*(fault.weakest for fault in shrunk), *np.full(len(left), np.inf)]),
             full_strength=_full_strength(bench),
             passes=bench.passes,
             shrunk=tuple(sorted(shrunk, key=lambda fault: fault.seed_id)),

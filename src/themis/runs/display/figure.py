@@ -126,14 +126,11 @@ def robustness_figure(curve: Robustness, title: str = "Robustness") -> Any:
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors=QUIET, labelsize=9)
-    start, is_inside = curve.at(0.0), curve.strengths > 0
-    x = np.array([0.0, *curve.strengths[is_inside], max(1.0, float(curve.strengths[-1]))])
-    columns = ((start.value, curve.share), (start.low, curve.low), (start.high, curve.high))
-    inside = np.array([[first, *values[is_inside]] for first, values in columns])
-    share, low, high = np.concatenate([inside, inside[:, -1:]], 1)
+    steps = {0.0: curve.at(0.0), **curve.steps}
+    x, share, low, high = np.array([(at, step.value, step.low, step.high) for at, step in steps.items()]).T
     axes.fill_between(x, low, high, step="post", color=RIGHT, alpha=0.17, linewidth=0, label="95% interval")
     axes.step(x, share, where="post", color=RIGHT, linewidth=1.8, label=UNBROKEN)
-    axes.set_xlim(0, x[-1])
+    axes.set_xlim(0, 1)
     axes.set_ylim(0, 1.02)
     if curve.random:
         middle = [(part.low + part.high) / 2 for part in curve.random]
