@@ -3,6 +3,7 @@
 import json
 import shutil
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -230,7 +231,7 @@ def test_data_larger_than_memory_gives_the_same_campaign(run_of, monkeypatch):
     whole, _, target, digits = run_of
     monkeypatch.setattr("themis.data.rows.HELD_BYTES", 1000)
     lazy = from_reader(lambda k: digits.inputs[k], (1, 28, 28), len(digits), digits.labels)
-    lazy.seed_id = digits.seed_id
+    lazy = replace(lazy, seed_id=digits.seed_id)
     result = themis.run(target, lazy, "gaussian", **OPTIONS)
     assert {**result.summary(), "seconds": 0} == {**whole.summary(), "seconds": 0}
 

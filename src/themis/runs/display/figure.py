@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from textwrap import wrap
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -46,39 +46,24 @@ def draw_pairs(pairs: Sequence[tuple[Fault, FaultInputs]], file: str | Path | Bi
     columns = min(2 if is_large else 4, len(pairs))
     rows = -(-len(pairs) // columns)
     letters = 57 if is_large else 34  # of a title over one column
-    captions = [wrap(f"seed {fault.seed_id}, {describe_theta(fault)}", 3 * letters // 2) for fault, _ in pairs]
-    more = 0.13 * (max(len(lines) for lines in captions) - 1)  # inches per row for further lines
-    heading = wrap(title, letters * columns)
-    over = 0.2 * (len(heading) - 1)
-    row_height = 3.0 if has_boxes else 1.95
-    width, height = (5.2 if is_large else 3.1) * columns, (row_height + more) * rows + 0.6 + over
-    figure = blank_figure(width, height)
-    figure.suptitle("\n".join(heading), x=0.1 / width, y=1 - 0.12 / height, ha="left", va="top", fontsize=13, color=INK)
-    grid = figure.add_gridspec(
-        rows,
-        columns,
-        left=0.01,
-        right=0.99,
-        top=1 - (0.72 + over) / height,
-        bottom=(0.25 + more) / height,
-        wspace=0.1,
-        hspace=(0.47 + more) / (row_height - 0.47),
-    )
-    for k, (fault, _) in enumerate(pairs):
-        places = grid[divmod(k, columns)].subgridspec(*((2, 1) if is_strip else (1, 2)), wspace=0.05, hspace=0.35)
-        titles = zip(drawn[k], answers(fault, named=True), (RIGHT, WRONG), strict=True)
-        for at, (pixels, text, colour) in enumerate(titles):
-            axes = figure.add_subplot(places[at])
+    captions = [fill(f"seed {fault.seed_id}, {describe_theta(fault)}", 3 * letters // 2) for fault, _ in pairs]
+    breaks = max(caption.count("\n") for caption in captions)
+    row_height = (3.1 if has_boxes else 2.05) + 0.13 * breaks
+    figure = blank_figure((5.2 if is_large else 3.1) * columns, row_height * rows + 0.5)
+    figure.set_layout_engine("constrained")
+    figure.suptitle(fill(title, letters * columns), x=0.01, ha="left", fontsize=13, color=INK)
+    cells = figure.subfigures(rows, columns, squeeze=False).flat
+    for cell, (fault, _), shown, caption in zip(cells, pairs, drawn, captions, strict=False):
+        aligned = caption + "\n" * (breaks - caption.count("\n"))
+        cell.supxlabel(aligned, x=0.02, ha="left", fontsize=8, color=QUIET)
+        places = cell.subplots(*((2, 1) if is_strip else (1, 2)))
+        for axes, pixels, text, colour in zip(places, shown, answers(fault, named=True), (RIGHT, WRONG), strict=True):
             axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="antialiased")
+            axes.set_anchor("S")
             axes.set_xticks([])
             axes.set_yticks([])
-            for side in axes.spines.values():
-                side.set_edgecolor(colour)
-                side.set_linewidth(1.6)
+            axes.spines[:].set(edgecolor=colour, linewidth=1.6)
             axes.set_title(text, fontsize=10.5, color=colour, pad=3)
-            if at == is_strip:  # below the picture on the left, or the lower one
-                axes.set_xlabel("\n".join(captions[k]), fontsize=8, color=QUIET, loc="left", labelpad=3)
-                axes.xaxis.label.set_multialignment("left")
     save_figure(figure, file, dpi=110)
 
 
