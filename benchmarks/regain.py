@@ -50,7 +50,7 @@ from themis.measure.tests import Tests
 from themis.perturb import Context, Perturbation, Theta
 from themis.perturb.attack import STEPS, in_steps
 from themis.retraining.changes import Shift, paired, relative_errors
-from themis.retraining.examine import Column, examine
+from themis.retraining.examine import Column, Exam, examine
 from themis.retraining.frontier import FrontierPoint, choose_share, join_frontiers
 from themis.retraining.grading import shown
 from themis.retraining.material import Material, join_material, of_tests
@@ -252,7 +252,7 @@ def original(row: Row, device: str, packed: str | None, share: float) -> tuple[T
 def grade(row: Row, target: Target, parts: Parts, ledger: Ledger) -> tuple[Column, Column]:
     """Clean grades on the judge seeds, and disturbed ones, `[perturbations, seeds]`."""
     readings = [
-        examine(target, parts.judge, named_perturbation(name), draws=row.draws, passes=0, ledger=ledger)
+        examine(target, parts.judge, named_perturbation(name), Exam(draws=row.draws, passes=0), ledger=ledger)
         for name in row.perturbations
     ]
     return readings[0].clean, np.stack([reading.disturbed for reading in readings])

@@ -4,7 +4,7 @@ import themis
 from themis import Target
 from themis.data.groups import seed_hashes
 from themis.perturb import choose_perturbation
-from themis.retraining.examine import examine
+from themis.retraining.examine import Exam, examine
 from themis.retraining.material import of_faults
 from themis.retraining.recipe import Recipe
 from themis.retraining.tune import tune
@@ -36,7 +36,7 @@ def retrained(case, target=None, parts=None):
 
 
 def judge(target, seeds, ledger):
-    return examine(target, seeds, NOISE, draws=1, passes=0, ledger=ledger)
+    return examine(target, seeds, NOISE, Exam(draws=1, passes=0), ledger=ledger)
 
 
 def assert_disjoint(parts):

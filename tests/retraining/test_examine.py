@@ -22,7 +22,7 @@ from themis.retraining.changes import (
     paired,
     t_interval,
 )
-from themis.retraining.examine import exam_tests, examine
+from themis.retraining.examine import Exam, exam_tests, examine
 from themis.retraining.grading import errors, grade, settled_oracle
 from themis.target.ledger import Ledger, remember
 
@@ -45,7 +45,7 @@ def case(trained):
 @pytest.fixture(scope="module")
 def reading(case):
     target, judge = case
-    return examine(target, judge, NOISE, draws=4, passes=900, random_seed=3, ledger=Ledger())
+    return examine(target, judge, NOISE, Exam(draws=4, passes=900, random_seed=3), ledger=Ledger())
 
 
 def test_all_judge_seeds_count_and_the_clean_score_is_the_accuracy(case, reading):
@@ -85,7 +85,7 @@ def test_the_tests_of_a_seed_depend_only_on_the_seed_and_the_random_seed(case):
 
 def test_examining_the_same_model_twice_gives_the_same_reading_and_mends_no_fault(case, reading):
     target, judge = case
-    again = examine(target, judge, NOISE, draws=4, passes=900, random_seed=3, ledger=Ledger(), before=reading)
+    again = examine(target, judge, NOISE, Exam(draws=4, passes=900, random_seed=3), ledger=Ledger(), before=reading)
     assert np.array_equal(again.disturbed, reading.disturbed)
     assert again.distinct.sum() == reading.distinct.sum() > 50
     assert again.mended.max() == 0
@@ -105,31 +105,31 @@ def test_the_counts_of_a_campaign_agree_with_its_columns(reading):
 def test_seeds_that_were_trained_on_are_refused_by_the_ledger_and_by_that_of_the_module(case):
     target, judge = case
     with pytest.raises(DataError, match="judge seeds must be seeds that the weights were not trained on, but 3 of"):
-        examine(target, judge, NOISE, draws=1, passes=0, ledger=Ledger.of(judge[torch.arange(3)]))
+        examine(target, judge, NOISE, Exam(draws=1, passes=0), ledger=Ledger.of(judge[torch.arange(3)]))
     module = copy.deepcopy(target.module)
     remember(module, Ledger.of(judge[torch.arange(2)]))
     with pytest.raises(DataError, match="2 of 250"):
-        examine(replace(target, module=module), judge, NOISE, draws=1, passes=0, ledger=Ledger())
+        examine(replace(target, module=module), judge, NOISE, Exam(draws=1, passes=0), ledger=Ledger())
 
 
 def test_without_passes_no_campaign_is_run_and_labels_are_required(case):
     target, judge = case
-    plain = examine(target, judge, NOISE, draws=1, passes=0, ledger=Ledger())
+    plain = examine(target, judge, NOISE, Exam(draws=1, passes=0), ledger=Ledger())
     assert (plain.distinct, plain.old_inputs, plain.mended) == (None, None, None)
     with pytest.raises(DataError, match="must have labels"):
-        examine(target, read_seeds(judge.inputs), NOISE, draws=1, passes=0, ledger=Ledger())
+        examine(target, read_seeds(judge.inputs), NOISE, Exam(draws=1, passes=0), ledger=Ledger())
 
 
 def test_old_attacks_are_tested_unchanged_on_the_new_model(case):
     target, judge = case
     few, attack = judge[torch.arange(0, 250, 5)], choose_perturbation("fgsm", 0.2)
-    before = examine(target, few, attack, draws=1, passes=200, ledger=Ledger())
+    before = examine(target, few, attack, Exam(draws=1, passes=200), ledger=Ledger())
     blind = replace(target, module=copy.deepcopy(target.module))
     with torch.no_grad():
         last = [each for each in blind.module.modules() if isinstance(each, nn.Linear)][-1]
         last.weight.zero_()
         last.bias.copy_(torch.arange(10.0) == int(few.labels[0]))  # always the same answer
-    after = examine(blind, few, attack, draws=1, passes=0, ledger=Ledger(), before=before)
+    after = examine(blind, few, attack, Exam(draws=1, passes=0), ledger=Ledger(), before=before)
     share = float((before.old_labels == few.labels[0]).double().mean())
     assert after.mended.mean() == pytest.approx(share)
     assert after.clean.mean() == float((few.labels == few.labels[0]).double().mean())
@@ -152,8 +152,8 @@ def test_regression_uses_the_same_tolerance_for_both_models_and_reports_errors()
     seeds = read_seeds((inputs, labels))
     target = settled(themis.Target(Slope(), oracle="regression:2sd"), seeds)
     noise = choose_perturbation("gaussian", 0.5)
-    before = examine(target, seeds, noise, draws=3, passes=400, ledger=Ledger())
-    off = examine(replace(target, module=Slope(0.05)), seeds, noise, draws=3, passes=400, ledger=Ledger())
+    before = examine(target, seeds, noise, Exam(draws=3, passes=400), ledger=Ledger())
+    off = examine(replace(target, module=Slope(0.05)), seeds, noise, Exam(draws=3, passes=400), ledger=Ledger())
     assert before.clean.mean() == 1
     assert before.clean_error.max() < 1e-6
     assert off.clean_error.mean() == pytest.approx(0.05, abs=1e-5)

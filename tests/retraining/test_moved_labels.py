@@ -10,7 +10,7 @@ from themis.data.seeds import read_seeds
 from themis.measure.tests import Tests
 from themis.perturb import choose_perturbation
 from themis.retraining.batches import Disturber
-from themis.retraining.examine import _grade_old, exam_tests, examine
+from themis.retraining.examine import Exam, _grade_old, exam_tests, examine
 from themis.retraining.grading import calculator, grade, losses
 from themis.retraining.material import of_tests
 from themis.retraining.recipe import Recipe
@@ -56,7 +56,7 @@ def test_material_and_fresh_inputs_have_the_labels_of_the_moved_pictures(case, p
 
 def test_a_perfect_model_is_graded_1_in_an_examination_and_keeps_that_grade(case):
     target, seeds, _ = case
-    reading = examine(target, seeds, ROTATE, draws=3, passes=400, ledger=Ledger())
+    reading = examine(target, seeds, ROTATE, Exam(draws=3, passes=400), ledger=Ledger())
     assert reading.clean.mean() == reading.disturbed.mean() == 1
     assert reading.distinct is not None
     assert reading.distinct.sum() == 0

@@ -14,7 +14,7 @@ from themis.experiments import CellEnd, ExperimentFolder, ExperimentPlan, Listen
 from themis.keywords import RetrainOptions
 from themis.perturb import Perturbation
 from themis.perturb.perturbation import check_fits, check_gradient
-from themis.retraining.examine import Reading, examine, read_reading, write_reading
+from themis.retraining.examine import Exam, Reading, examine, read_reading, write_reading
 from themis.retraining.frontier import choose_share, join_frontiers
 from themis.retraining.grading import Loss, name_loss, shown
 from themis.retraining.material import Material, join_material, of_faults
@@ -190,7 +190,7 @@ def _write(folder: ExperimentFolder, result: Retrained, command: str | None) -> 
     folder.write_bytes(TABLE_FILE, f"{markdown(result)}\n".encode())
 
 
-class Step(NamedTuple):
+class RetrainingStep(NamedTuple):
     """Train a copy of the model, or examine a model under one perturbation."""
 
     title: str
@@ -237,7 +237,7 @@ class Retraining:
         choose_parameters(self.source.target.module, self.recipe.layers)
         self.source.ledger.refuse(self.source.parts.judge, "judge")
 
-    def _run(self, kind: str, done: str, steps: Sequence[Step]) -> list[Any]:
+    def _run(self, kind: str, done: str, steps: Sequence[RetrainingStep]) -> list[Any]:
         """The results of steps of a kind, which are reported unless they were finished before."""
         finished = {step.file for step in steps if self._is_stored(step.file)}
         self.listener.on_cells(len(finished), len(steps), kind)
@@ -256,29 +256,19 @@ class Retraining:
 
     def _examination(
         self, title: str, file: str, name: str, target: Target, ledger: Ledger, before: Reading | None = None
-    ) -> Step:
+    ) -> RetrainingStep:
         """Examine a model on the judge seeds under the perturbation with a name."""
         settings = self.source.settings
+        exam = Exam(self.plan.draws, self.passes, settings.random_seed, settings.min_ssim, settings.min_vif)
 
         def run(file: str) -> Reading:
             reading = read_reading(self.folder, file)
             if reading is None:
-                reading = examine(
-                    target,
-                    self.source.parts.judge,
-                    self.cases[name],
-                    ledger=ledger,
-                    draws=self.plan.draws,
-                    passes=self.passes,
-                    random_seed=settings.random_seed,
-                    before=before,
-                    min_ssim=settings.min_ssim,
-                    min_vif=settings.min_vif,
-                )
+                reading = examine(target, self.source.parts.judge, self.cases[name], exam, ledger=ledger, before=before)
                 write_reading(self.folder, file, reading)
             return reading
 
-        return Step(f"{title} on {name}", f"{file}-{list(self.cases).index(name)}.safetensors", run)
+        return RetrainingStep(f"{title} on {name}", f"{file}-{list(self.cases).index(name)}.safetensors", run)
 
     def examine_original(self) -> dict[str, Reading]:
         """Examine the original model, by the name of the perturbation."""
@@ -303,7 +293,7 @@ class Retraining:
         """Train copies of the model, and move them to one point of their mean frontier, which all of them decide."""
         recipe = self.recipe
         steps = [
-            Step(_title(k), f"{_folder(k)}/{WEIGHTS_FILE}", partial(self._train, k, material))
+            RetrainingStep(_title(k), f"{_folder(k)}/{WEIGHTS_FILE}", partial(self._train, k, material))
             for k in range(self.plan.random_seeds)
         ]
         models = self._run("training", "trained", steps)

@@ -89,25 +89,33 @@ class Reading:
         }
 
 
+@dataclass(frozen=True)
+class Exam:
+    """How models are examined; the same for every model, so that readings can be paired."""
+
+    draws: int = 5
+    """Uniform tests per seed."""
+    passes: int = 5_000
+    """The budget of a campaign with policy scheduled, including the clean passes; 0 for no campaign."""
+    random_seed: int = 0
+    min_ssim: float | None = None
+    """That of the campaign, like `min_vif`."""
+    min_vif: float | None = None
+
+
 def examine(
     target: Target,
     judge: Seeds,
     perturbation: Perturbation,
+    exam: Exam,
     *,
     ledger: Ledger,
-    draws: int,
-    passes: int,
-    random_seed: int = 0,
-    min_ssim: float | None = None,
-    min_vif: float | None = None,
     before: Reading | None = None,
 ) -> Reading:
-    """Examine a model on seeds that it was not trained on, in the same way as others, so that readings can be paired.
+    """Examine a model on seeds that it was not trained on.
 
-    All judge seeds count, including those that are answered incorrectly when clean. draws: uniform tests per seed.
-    passes: the budget of a campaign with policy scheduled, including the clean passes; 0 for no campaign. min_ssim,
-    min_vif: those of this campaign. before: the reading of the old model, whose faults are tested again. The oracle
-    should be settled, so that all models have one tolerance.
+    All judge seeds count, including those that are answered incorrectly when clean. before: the reading of the old
+    model, whose faults are tested again. The oracle should be settled, so that all models have one tolerance.
     """
     ledger.merge(ledger_of(target)).refuse(judge, "judge seeds")
     with target.opened():
@@ -115,21 +123,21 @@ def examine(
         assert bench.clean.labels is not None  # checked by `calculator`
         clean = grade(bench.clean.oracle, bench.clean.outputs, bench.clean.labels)
         clean_error = errors(bench.clean.oracle, bench.clean.outputs, bench.clean.labels)
-        disturbed, disturbed_error = _disturbed(bench, judge, draws, random_seed)
+        disturbed, disturbed_error = _disturbed(bench, judge, exam.draws, exam.random_seed)
         mended = None
         if before is not None and before.old_inputs is not None and before.old_labels is not None:
             mended = _grade_old(bench, before.old_inputs, before.old_labels, before.old_row)
-    spent, distinct = None, None
+    passes, distinct = None, None
     old: tuple[Tensor, ...] = ()
-    if passes:
+    if exam.passes:
         result = run(
             target,
             judge,
             perturbation,
-            max_passes=passes,
-            random_seed=random_seed,
-            min_ssim=min_ssim,
-            min_vif=min_vif,
+            max_passes=exam.passes,
+            random_seed=exam.random_seed,
+            min_ssim=exam.min_ssim,
+            min_vif=exam.min_vif,
             policy="scheduled",
             max_tests=None,
             plateau=None,
@@ -137,7 +145,7 @@ def examine(
         )
         if result.stop_reason == "user":
             raise KeyboardInterrupt
-        spent, columns = result.rounds[-1].passes, result.faults.columns
+        passes, columns = result.rounds[-1].passes, result.faults.columns
         distinct = np.zeros(len(judge))
         if len(result.faults):
             pairs = np.unique(np.stack([columns["seed_id"], columns["answer"]], 1), axis=0)
@@ -146,14 +154,14 @@ def examine(
             old = _old_faults(bench, judge, result)
     return Reading(
         perturbation.name,
-        random_seed,
-        draws,
+        exam.random_seed,
+        exam.draws,
         judge.seed_id.numpy(),
         _column(clean),
         _column(disturbed),
         _column(clean_error),
         _column(disturbed_error),
-        spent,
+        passes,
         distinct,
         _column(mended),
         *old,

@@ -167,7 +167,7 @@ def _from_memory(run: Run, given: Given) -> Source:
     seeds = calculator.seeds if settings.split is None else read_seeds(given.data, settings.max_seeds)
     target = calculator.target if given.target is None else as_target(given.target)
     tested = target, calculator.clean.oracle, calculator.perturbation, given.origin
-    return _source(run, given, seeds, tested, settings, run.faults, last.tests, last.passes)
+    return _source(run, given, seeds, tested, settings, run.faults, (last.tests, last.passes))
 
 
 def _from_folder(run: Reader, given: Given) -> Source:
@@ -185,7 +185,8 @@ def _from_folder(run: Reader, given: Given) -> Source:
     replayer.check_same_tests()
     tested = replayer.target, replayer.oracle, replayer.perturbation, replayer.origin
     settings, faults = Settings(**run.record["settings"]), run.faults(handle=replayer)
-    return _source(run, given, replayer.all_seeds, tested, settings, faults, summary["tests"], summary["passes"])
+    spent = summary["tests"], summary["passes"]
+    return _source(run, given, replayer.all_seeds, tested, settings, faults, spent)
 
 
 def _source(
@@ -195,11 +196,10 @@ def _source(
     tested: tuple[AnyTarget, Oracle, Perturbation, Origin | None],
     settings: Settings,
     faults: Faults,
-    n_tests: int,
-    passes: int,
+    spent: tuple[int, int],
 ) -> Source:
-    """A source from what a run in memory and a run folder have in common."""
-    target, oracle, perturbation, origin = tested
+    """A source from what a run in memory and a run folder have in common; `spent` are its tests and passes."""
+    (target, oracle, perturbation, origin), (n_tests, passes) = tested, spent
     check_trainable(target)
     assert isinstance(target, Target)
     folder = run if isinstance(run, Reader) else None

@@ -22,7 +22,7 @@ from themis.data.seeds import Seeds
 from themis.errors import UsageError
 from themis.measure.tests import Bools, Floats, Ints, Results, Tests
 from themis.perturb import Perturbation
-from themis.retraining.examine import Reading, examine
+from themis.retraining.examine import Exam, Reading, examine
 from themis.retraining.material import of_tests, rank
 from themis.retraining.recipe import Recipe
 from themis.retraining.tune import tune
@@ -286,16 +286,8 @@ class Contest:
 
     def _examine(self, target: Target, ledger: Ledger, before: Reading | None) -> Reading:
         case, plan = self.case, self.plan
-        return examine(
-            target,
-            case.parts.judge,
-            case.perturbation,
-            ledger=ledger,
-            draws=plan.draws,
-            passes=plan.judge_passes,
-            random_seed=plan.random_seed,
-            before=before,
-        )
+        exam = Exam(plan.draws, plan.judge_passes, plan.random_seed)
+        return examine(target, case.parts.judge, case.perturbation, exam, ledger=ledger, before=before)
 
 
 MakeCase = Callable[[], Case]
