@@ -241,7 +241,7 @@ ACTS = {
     "resume": lambda run, **trust: themis.resume(run, max_tests=400, **trust),
     "diff": lambda run, **trust: themis.diff(run, run, kind="versions", tests=50, **trust),
     "robustness": lambda run, **trust: themis.open_run(run, **trust).plot_robustness(),
-    "retrain": lambda run, **trust: themis.retrain(run, judge=torch.rand(9, 1, 8, 8), **trust),
+    "retrain": lambda run, **trust: themis.retrain(run, judge=(torch.rand(9, 1, 8, 8), torch.zeros(9).long()), **trust),
 }
 
 

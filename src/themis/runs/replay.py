@@ -184,7 +184,6 @@ class Replayer:
     @cached_property
     def _own_target(self) -> AnyTarget:
         """The target before it takes the bounds of the data."""
-        self._check_permission()
         return self._target or self._known_origin("target").target()
 
     @cached_property
@@ -196,7 +195,6 @@ class Replayer:
     @cached_property
     def all_seeds(self) -> Seeds:
         """The seeds of all parts."""
-        self._check_permission()
         data = self._known_origin("data").read() if self._data is None else self._data
         return align_seeds(self._own_target, read_seeds(data, self.run.record["settings"]["max_seeds"]))
 
@@ -221,14 +219,6 @@ class Replayer:
     def _settles(self) -> bool:
         """Whether clean outputs settle the oracle: not if it is the run's own, which they have settled."""
         return bool(self.oracle.spec() != self.run.record["start"]["oracle"])
-
-    def _check_permission(self) -> None:
-        """Refuse all code at once that the folder names and that is not replaced, before the first of it runs."""
-        code = [] if self._perturbation is not None else perturbation_code(self.run.record["perturbation"])
-        if self.origin is not None and self.origin.permission is not None:
-            code += [] if self._target is not None else self.origin.code("model", "against", "oracle")
-            code += [] if self._data is not None else self.origin.code("data")
-        self.permission.require(code)
 
     @property
     def random_seed(self) -> int:

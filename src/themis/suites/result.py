@@ -461,12 +461,10 @@ class MemberReplayer(Replayer):
 
     @cached_property
     def target(self) -> AnyTarget:
-        self._check_permission()
         return self._first.target
 
     @cached_property
     def all_seeds(self) -> Seeds:
-        self._check_permission()
         return self._first.all_seeds
 
 
