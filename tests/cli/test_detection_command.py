@@ -60,7 +60,7 @@ def test_a_coco_folder_is_tested_listed_and_replayed(folder, capsys):
     assert any(f"{name} lost" in listed or f"spurious {name}" in listed for name in CLASSES)
     id = listed.splitlines()[2].split()[0]
     assert main(["replay", "run", id]) == 0
-    assert " lost (" in capsys.readouterr().out
+    assert " lost, now " in capsys.readouterr().out
     assert main(["check", *source[:6]]) == 0
     assert "labels      boxes, maps or points; mAP 1 on clean inputs" in capsys.readouterr().out
 

@@ -140,7 +140,7 @@ def test_without_a_data_folder(monkeypatch):
 
 
 def test_a_missing_file_is_named(root):
-    with pytest.raises(DataError, match="mnist does not"):
+    with pytest.raises(DataError, match="mnist is not a regular file"):
         data("lenet5-mnist")
     write_mnist(root, 10, 10)
     (root / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
