@@ -122,7 +122,7 @@ WRONG = {
     "weights of other sizes": (
         run("--weights net.pt"),
         3,
-        "must match the model, but 4 of 4 have another shape, first 'fc1.weight' with [2, 16] instead of [8, 16]: ",
+        "must match the model: Error(s) in loading state_dict for Net: size mismatch for fc1.weight: copying a param",
         weights_of_a_net(lambda value: value[:2]),
     ),
     "weights of NaN": (

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+from torch import nn
 
 from themis.errors import DataError, ModelError, first_line, warn
 from themis.target.fingerprint import hash_file
@@ -65,6 +65,8 @@ class Trust:
 
 CHECKPOINT_KEYS = ("state_dict", "model_state_dict", "model", "net")
 """Keys under which training scripts store the state dict in a checkpoint."""
+MOST_SHOWN = 300
+"""Characters that are repeated of torch's message, which lists all weights of another shape."""
 USUAL_ATTRIBUTES = ("model.", "net.", "backbone.", "network.")
 """Prefixes under which a training module, such as one of Lightning, usually holds the model itself."""
 
@@ -75,8 +77,10 @@ def load_weights(module: nn.Module, path: Path, trust: Trust | None = None) -> N
     try:
         missing, unexpected = module.load_state_dict(state, strict=False)
     except (RuntimeError, TypeError, AttributeError) as error:
-        reason = _other_shapes(module.state_dict(), state) or f": {' '.join(str(error).split())}"
-        raise ModelError(f"the weights in {path} must match the model{reason}") from error
+        reason = shorten(str(error), MOST_SHOWN, placeholder=" ...")
+        raise ModelError(
+            f"the weights in {path} must match the model: {reason}; build it as it was when they were saved"
+        ) from error
     missing = [key for key in missing if not key.endswith("num_batches_tracked")]  # missing in older files
     if missing or unexpected:
         raise ModelError(
@@ -86,23 +90,6 @@ def load_weights(module: nn.Module, path: Path, trust: Trust | None = None) -> N
     ledger = read_ledger(path)
     if len(ledger):
         remember(module, ledger)
-
-
-def _other_shapes(own: dict[str, Any], state: dict[str, Any]) -> str:
-    """Which weights have another shape than those of the model, in short: the message of torch lists all of them."""
-    shapes = {
-        name: (list(value.shape), list(own[name].shape))
-        for name, value in state.items()
-        if isinstance(value, Tensor)
-        if isinstance(own.get(name), Tensor) and not is_lazy(own[name]) and value.shape != own[name].shape
-    }
-    if not shapes:
-        return ""
-    name, (got, expected) = next(iter(shapes.items()))
-    return (
-        f", but {len(shapes)} of {len(own)} have another shape, first {name!r} with {got} instead of {expected}: "
-        "build the model as it was when they were saved"
-    )
 
 
 def _take_part(state: dict[str, Any], module: nn.Module, path: Path) -> dict[str, Any]:
