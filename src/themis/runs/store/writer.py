@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from themis.errors import StoreError, warn
@@ -396,22 +394,13 @@ def _fault_rows(columns: dict[str, Array], perturbation: str, files: list[str | 
         elif column.name == "theta":
             values += columns["theta"].T.astype(np.float64).tolist()
         elif column.name == "signature":
-            numbers = _numbers()[np.rint(columns["signature"] * schema.SIGNATURE_UNITS).astype(np.int64)]
-            values.append(["[" + row.tobytes().replace(b"\0", b"")[:-2].decode() + "]" for row in numbers])
+            numbers = np.rint(columns["signature"] * schema.SIGNATURE_UNITS).astype(np.int64)
+            values.append(list(map(str, numbers.tolist())))  # whole numbers: JSON, in a third of the time
         elif column.type == "int" and column.missing is not None:
             values.append([None if value < 0 else value for value in columns[column.name].tolist()])
         else:
             values.append(columns[column.name].tolist())  # SQLite stores NaN as NULL
     return list(zip(*values, files, strict=True))
-
-
-@cache
-def _numbers() -> NDArray[np.bytes_]:
-    """The numbers from 0 to SHARES, each as it is followed by another one in JSON, and then by NULs.
-
-    Signatures `[faults, layers]` are put together from them: `json.dumps` takes more than twice as long.
-    """
-    return np.array([f"{number}, ".encode() for number in range(schema.SIGNATURE_UNITS + 1)])
 
 
 def _round_row(round: Round) -> list[Any]:
