@@ -327,7 +327,7 @@ class Robustness:
         """The share of seeds that no disturbance up to a strength is known to break, with Clopper-Pearson's limits."""
         if not 0 <= strength <= 1:
             raise UsageError(f"strength must lie in 0..1, the range that was tested, got {strength:g}")
-        return mean_estimate(self.least > strength)
+        return mean_estimate((self.least > strength).astype(np.float64))
 
     @cached_property
     def steps(self) -> dict[float, Estimate]:
