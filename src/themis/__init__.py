@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from themis.oracle import Compare
     from themis.perturb import Perturbation, Theta
     from themis.retraining.api import retrain
-    from themis.runs.analysis.api import diff
     from themis.runs.fault import Fault
     from themis.runs.replay import open_run
     from themis.runs.run import Run
     from themis.suites.api import resume_suite, run_suite
+    from themis.suites.diff import diff
     from themis.suites.result import SuiteRun, open_suite
     from themis.target.against import Against
     from themis.target.blackbox import BlackBox
@@ -43,11 +43,11 @@ _HOMES = {
     "oracle": ("Compare",),
     "perturb": ("Perturbation", "Theta"),
     "retraining.api": ("retrain",),
-    "runs.analysis.api": ("diff",),
     "runs.fault": ("Fault",),
     "runs.replay": ("open_run",),
     "runs.run": ("Run",),
     "suites.api": ("resume_suite", "run_suite"),
+    "suites.diff": ("diff",),
     "suites.result": ("SuiteRun", "open_suite"),
     "target.against": ("Against",),
     "target.blackbox": ("BlackBox",),

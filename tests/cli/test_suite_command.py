@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import suites
 
@@ -168,6 +169,29 @@ def test_new_faults_are_those_of_the_same_perturbation(there, capsys):
     assert new["gaussian-0.4"] == len(diff.new) > 0
     assert main(["gate", "b", "--max-new-faults", "0", "--baseline", "a/fog"]) == 2
     assert "the baseline of a suite must be the folder of a suite" in capsys.readouterr().err
+
+
+def test_two_suites_are_compared_member_by_member(there, capsys):
+    assert main(["diff", "a", "b", "--tests", "100", "--out", "diff.md", "--force"]) == 0
+    out = capsys.readouterr().out
+    assert "Mean error under corruption" in out
+    assert re.search(
+        r"Mean error .* after \(difference [+-]\d+\.\d\d points, 95%: [+-].* to [+-].*\)", out.replace("\n", " ")
+    )
+    assert "hold together with 95%" in out.replace("\n", " ")
+    assert "gaussian-0.4" in (there / "diff.md").read_text()
+    assert "difference (95%)" in (there / "diff.md").read_text()
+    assert main(["diff", "a", "b", "--tests", "100", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert set(result["members"]) == {"fog", "gaussian-0.4"}
+    first, second = (themis.open_suite(name) for name in ("a", "b"))
+    for name, gap in result["error_differences"].items():
+        assert gap["value"] == pytest.approx(np.mean(second.errors[name]) - np.mean(first.errors[name]))
+        assert gap["low"] <= gap["value"] <= gap["high"]
+    assert {each["paired"]["comparisons"] for each in result["members"].values()} == {2}
+    assert themis.diff("a", "b", tests=100).as_dict() == result
+    assert main(["diff", "a", "b/fog"]) == 2
+    assert "a is a suite" in capsys.readouterr().err
 
 
 def test_a_suite_resumes_with_a_larger_budget(there, capsys):

@@ -1,6 +1,7 @@
 """The intervals of grades at levels: on simulated suites whose true errors are known, and on a model."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from themis.measure.sweep import sweep
 from themis.oracle import choose_oracle
 from themis.perturb import choose_perturbation
 from themis.suites.definition import Level, SuiteMember
+from themis.suites.diff import SuiteDiff
 from themis.suites.folder import pack, unpack
 from themis.suites.grades import grade_member, graded_rows
 from themis.suites.result import SuiteRun
@@ -105,6 +107,30 @@ def test_a_suite_without_errors_has_an_interval_that_is_not_empty():
     assert suite.mean_error.value == 0
     assert suite.mean_error.high == pytest.approx(1 - 0.025 ** (1 / 50), abs=1e-6)
     assert suite.corruption_errors({"fog": 0.5}).mce_interval == pytest.approx((0, 2 * suite.mean_error.high))
+
+
+def compare(before, after):
+    return SuiteDiff(before, after, {name: SimpleNamespace() for name in HARD}, ())
+
+
+@pytest.mark.parametrize("is_paired", [True, False])
+def test_the_differences_of_two_suites_hold_together(is_paired):
+    """At most one of twenty pairs of models without a difference has one under any perturbation."""
+    rng, called, held, width = np.random.default_rng(1), [], [], []
+    for _ in range(60):
+        luck = rng.random(300)
+        before = draw_suite(rng, HARD, CLEAN, luck)
+        others = (luck, "same") if is_paired else (rng.random(300), "others")
+        found = compare(before, draw_suite(rng, HARD, CLEAN, *others))
+        called.append(any(gap.sign for gap in found.error_differences.values()))
+        *_, gap = found.mean_errors
+        width.append(gap.high - gap.low)
+        *_, worse = compare(before, draw_suite(rng, BASE, BASE_CLEAN, *others)).mean_errors
+        truth = np.mean([np.mean(BASE[name]) - np.mean(HARD[name]) for name in HARD])
+        held.append(worse.low <= truth <= worse.high)
+    assert np.mean(called) <= 0.05
+    assert np.mean(held) >= 0.94
+    assert np.mean(width) < (0.06 if is_paired else 0.11)
 
 
 def test_the_error_of_graded_samples_of_a_real_data_set_holds_that_of_all_of_it():

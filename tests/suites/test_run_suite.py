@@ -212,6 +212,11 @@ def test_a_suite_whose_time_is_over_can_be_resumed(suite, tmp_path):
     assert_same_faults(resumed["fog"], suite["fog"])
 
 
+def test_a_suite_is_compared_with_suites_only(suite):
+    with pytest.raises(UsageError, match="a suite must be compared with a suite, got one suite and one run"):
+        themis.diff(suite, suite.path / "fog")
+
+
 REFUSED = {
     "another suite": ({"suite": ["fog"]}, "holds another suite"),
     "another share": ({"share": 0.9}, "share differs"),

@@ -10,30 +10,34 @@ themis diff runs/scheduled runs/random --json
 from __future__ import annotations
 
 import json
-from contextlib import closing
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from themis.cli import DONE
 from themis.cli.options import FORCE_HELP, CommandLine, Parser, add_fields, add_option, check_file
 from themis.cli.source import rebuild
+from themis.report.table import Table, table_console
 from themis.runs.source import Origin
 from themis.runs.store.files import COMMENT, made_by, write_fresh
 from themis.runs.store.reader import Reader
+from themis.suites.folder import is_suite
 from themis.text import print_columns, print_json, print_text
 
 if TYPE_CHECKING:
     from themis.runs.analysis.diff import Diff
     from themis.runs.replay import Replayer
+    from themis.suites.diff import SuiteDiff
 
 MAX_DIFF_TESTS = 2000
 SIDE_WORDS = {"a": "first", "b": "second"}
-REMEDY = "name its model with --weights-{0} FILE or --model-{0} MODEL"
+REMEDIES = tuple(f"name its model with --weights-{side} FILE or --model-{side} MODEL" for side in SIDE_WORDS)
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("before", metavar="RUN_A", help="folder of the first run")
-    parser.add_argument("after", metavar="RUN_B", help="folder of the second run")
+    parser.add_argument("before", metavar="RUN_A", help="folder of the first run, or suite")
+    parser.add_argument("after", metavar="RUN_B", help="folder of the second run, or suite")
     comparison = parser.add_argument_group("comparison")
     text = "versions, techniques, or auto: techniques if both runs tested the same model"
     add_option(comparison, "kind", str, "auto", text)
@@ -60,12 +64,23 @@ def execute(arguments: CommandLine) -> int:
     from themis.runs.replay import read_run
 
     options = DiffOptions(arguments.kind, arguments.tests, arguments.random_seed)
-    with closing(Reader(arguments.before)) as before, closing(Reader(arguments.after)) as after:
-        first, second = (
-            Side(read_run(_replayer(side, arguments, run)), remedy=REMEDY.format(side))
-            for side, run in zip(SIDE_WORDS, (before, after), strict=True)
-        )
-        result = diff_runs(first, second, options)
+    replayers = [partial(_replayer, side, arguments) for side in SIDE_WORDS]
+    result: Diff | SuiteDiff
+    if is_suite(arguments.before) and is_suite(arguments.after):
+        from themis.suites.diff import SuiteSide, diff_suites
+        from themis.suites.result import SuiteRun
+
+        suites = [SuiteRun(path) for path in (arguments.before, arguments.after)]
+        before, after = (SuiteSide(*side) for side in zip(suites, replayers, REMEDIES, strict=True))
+        result = diff_suites(before, after, options, arguments.trust or False)
+    else:
+        with ExitStack() as stack:
+            readers = [stack.enter_context(closing(Reader(path))) for path in (arguments.before, arguments.after)]
+            first, second = (
+                Side(read_run(replayer(run)), remedy=remedy)
+                for replayer, run, remedy in zip(replayers, readers, REMEDIES, strict=True)
+            )
+            result = diff_runs(first, second, options)
     for path in files:
         _write(result, path, is_forced=arguments.force)
     if arguments.json:
@@ -83,13 +98,21 @@ def _replayer(side: str, arguments: CommandLine, run: Reader) -> Replayer:
     return rebuild(run, overrides | {"trust": arguments.trust})
 
 
-def _print(result: Diff) -> None:
+def _print(result: Diff | SuiteDiff) -> None:
+    from themis.suites.diff import HEAD, SuiteDiff
+
+    if isinstance(result, SuiteDiff):
+        rows = [row[:-1] for row in result.rows()]
+        notes = [f"{name}: {difference.sentence}" for name, difference in result.members.items()]
+        table = Table("Suites before and after", HEAD[:-1], rows, [*notes, *result.lines()], file="--out FILE.md")
+        table.show(table_console())
+        return
     headers = ("before", "after") if result.kind == "versions" else ("first", "second")
     print_columns([("", *headers), *result.rows()], [True, True, True])
     print_text("\n".join([*result.lines(), *result.notes, result.sentence]))
 
 
-def _write(result: Diff, path: Path, *, is_forced: bool) -> None:
+def _write(result: Diff | SuiteDiff, path: Path, *, is_forced: bool) -> None:
     if path.suffix.lower() == ".json":
         content = (json.dumps({**made_by("diff"), **result.as_dict()}, indent=2, allow_nan=False) + "\n").encode()
     else:

@@ -348,7 +348,7 @@ class Run:
 
     def diff(self, other: Run | str | Path, **options: Any) -> Diff:
         """Compare with a later run, or its folder, as `themis.diff` does; the options are the same."""
-        difference: Diff = _above("runs.analysis.api").diff(self, other, **options)
+        difference: Diff = _above("suites.diff").diff(self, other, **options)
         return difference
 
     def plot_robustness(self) -> Figure:

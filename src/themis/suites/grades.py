@@ -27,6 +27,8 @@ from themis.suites.folder import pack, unpack
 
 Interval = tuple[float, float]
 """The ends of a 95% interval."""
+N_DISTINCT = 100
+"""Values that a mean is computed from are rounded to this many parts of their range; its limits hardly notice."""
 FOR_SEEDS = 71
 """The purpose of random numbers that choose the seeds to grade."""
 
@@ -198,8 +200,7 @@ def mean_corruption_error(
 
     baseline: that of another model, or its errors by member and level, which are taken as exact. A member under which
     it makes no errors has None and does not count. The ratios are linearised to one value per seed of each side. If
-    both sides have the same seeds, `is_paired`, these add up per seed; otherwise the distances of the limits of the two
-    sides add up in quadrature.
+    both sides have the same seeds, `is_paired`, these add up per seed; otherwise they are independent.
     """
     others = baseline.errors if isinstance(baseline, SuiteGrades) else baseline
     by = {name: sum(others[name]) for name in grades.errors}
@@ -210,25 +211,20 @@ def mean_corruption_error(
     mean = float(np.mean([ratios[name] for name in names]))
     below, n_levels = (np.array([of[name] for name in names]) for of in (by, {k: len(e) for k, e in others.items()}))
     weight = 1 / (len(names) * below)
-    own, most = weight @ [grades.wrong[name] for name in names], float(weight @ n_levels)
+    own = SeedValues(weight @ [grades.wrong[name] for name in names], 0.0, float(weight @ n_levels))
     if not isinstance(baseline, SuiteGrades):
-        return ratios, mean, ends(_bounded_mean(own, 0.0, most, grades.tail))
+        return ratios, mean, ends(own.mean(grades.tail))
     slope = weight * np.array([ratios[name] for name in names])
-    base = slope @ (below[:, None] - [baseline.wrong[name] for name in names])
-    low, high = float(slope @ (below - n_levels)), float(slope @ below)
+    base = SeedValues(
+        slope @ (below[:, None] - [baseline.wrong[name] for name in names]),
+        float(slope @ (below - n_levels)),
+        float(slope @ below),
+    )
     if is_paired:
-        return ratios, mean, ends(_bounded_mean(own + base, low, most + high, grades.tail))
-    sides = _bounded_mean(own, 0.0, most, grades.tail), _bounded_mean(base, low, high, grades.tail)
-    down, up = (float(np.hypot(*(getattr(each, end) - each.value for each in sides))) for end in ("low", "high"))
-    return ratios, mean, (mean - down, mean + up)
-
-
-def _bounded_mean(values: NDArray[np.float64], low: float, high: float, tail: float) -> Estimate:
-    """The mean of values in a range, with Gaffke's limits."""
-    if high <= low:
-        return Estimate(low, low, low)
-    of = mean_estimate((values - low) / (high - low), tail)
-    return Estimate(*(low + (high - low) * each for each in (of.value, of.low, of.high)))
+        together = SeedValues(own.values + base.values, own.low + base.low, own.high + base.high).mean(grades.tail)
+    else:
+        together = joined(own.mean(grades.tail), base.mean(grades.tail))
+    return ratios, mean, ends(together)
 
 
 def ends(estimate: Estimate | None) -> Interval | None:
@@ -241,3 +237,39 @@ def _share(n: int, of: int, tail: float) -> Estimate:
     low = float(betaincinv(n, of - n + 1, tail)) if n else 0.0
     high = float(betaincinv(n + 1, of - n, 1 - tail)) if n < of else 1.0
     return Estimate(n / of, low, high)
+
+
+@dataclass(frozen=True)
+class SeedValues:
+    """A value of each graded seed, and the range that it may have."""
+
+    values: NDArray[np.float64]
+    low: float
+    high: float
+
+    def mean(self, tail: float = TAIL_PROBABILITY) -> Estimate:
+        """Their mean, with Gaffke's limits."""
+        width, value = self.high - self.low, float(self.values.mean())
+        if width <= 0:
+            return Estimate(value, value, value)
+        of = mean_estimate((_rounded(self.values) - self.low) / width, tail)
+        low, high = (value + width * (end - of.value) for end in (of.low, of.high))
+        return Estimate(value, max(self.low, low), min(self.high, high))
+
+
+def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The values on a grid of their range: the time that limits take grows with the number of distinct values."""
+    step = float(np.ptp(values)) / N_DISTINCT
+    if step == 0 or len(np.unique(values)) <= N_DISTINCT:
+        return values
+    grid: NDArray[np.float64] = values.min() + np.round((values - values.min()) / step) * step
+    return grid.clip(values.min(), values.max())
+
+
+def joined(first: Estimate, second: Estimate) -> Estimate:
+    """The sum of two estimates that are independent: the distances of their limits add up in quadrature."""
+    value = first.value + second.value
+    down, up = (
+        float(np.hypot(*(getattr(each, end) - each.value for each in (first, second)))) for end in ("low", "high")
+    )
+    return Estimate(value, value - down, value + up)

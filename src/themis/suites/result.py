@@ -22,7 +22,7 @@ from themis.runs.store.reader import Reader
 from themis.runs.store.schema import DATABASE, theta_column
 from themis.runs.trust import Trusted
 from themis.settings import FAILS, HOLDS, UNDECIDED, read_claim
-from themis.suites.folder import is_running, read_record
+from themis.suites.folder import is_running, is_suite, read_record
 from themis.suites.grades import Interval, SuiteGrades, ends, mean_corruption_error
 from themis.target.target import AnyTarget
 from themis.text import counted, percent
@@ -227,7 +227,7 @@ class SuiteRun:
                 "levels to the suite"
             )
         is_folder = isinstance(baseline, str | Path) and Path(baseline).is_dir()
-        suite = SuiteRun(baseline) if is_folder else baseline if isinstance(baseline, SuiteRun) else None
+        suite = SuiteRun(baseline) if is_folder else as_suite(baseline)
         others, text = _read_baseline(baseline, self) if suite is None else _read_suite(suite, self)
         is_paired = suite is not None and has_same_seeds(self, suite)
         by_member, mean, interval = mean_corruption_error(self.grades, others, is_paired=is_paired)
@@ -351,6 +351,13 @@ def has_same_seeds(first: SuiteRun, second: SuiteRun) -> bool:
     data = [suite.record["environment"]["data_sha256"] for suite in (first, second)]
     graded = [suite.record.get("graded") for suite in (first, second)]
     return data[0] == data[1] and graded[0] is not None and graded[0] == graded[1]
+
+
+def as_suite(source: Any) -> SuiteRun | None:
+    """The source if it is a suite, or the folder of one."""
+    if isinstance(source, str | Path) and is_suite(source):
+        return SuiteRun(source)
+    return source if isinstance(source, SuiteRun) else None
 
 
 def most_fragile(suite: SuiteRun) -> str | None:

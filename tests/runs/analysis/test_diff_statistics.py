@@ -8,9 +8,9 @@ from themis.judge.risk import mean_p_value
 from themis.runs.analysis.compare import LEVEL, mcnemar, paired_rates
 
 
-def has_difference(tests, before, after):
+def has_difference(tests, before, after, comparisons=1):
     """The verdict of `paired_rates` without its intervals, which take most of the time; a test below compares them."""
-    return mean_p_value((tests + after - before) / (2 * tests), 0.5) < LEVEL
+    return comparisons * mean_p_value((tests + after - before) / (2 * tests), 0.5) < LEVEL
 
 
 @pytest.mark.parametrize(("one", "other"), [(0, 0), (1, 0), (3, 9), (10, 10), (2, 40), (0, 200)])
@@ -95,6 +95,9 @@ def test_the_verdict_the_p_value_and_the_interval_come_from_one_test(n_tests):
             expected = mcnemar(int((after > before).sum()), int((after < before).sum()))
             assert paired.p_value == pytest.approx(expected, abs=1e-5)
         signs.add(paired.difference.sign)
+        both = paired_rates(tests, before, after, comparisons=10)
+        assert (both.p_value < LEVEL) == bool(both.difference.sign) == has_difference(tests, before, after, 10)
+        assert both.difference.high - both.difference.low > paired.difference.high - paired.difference.low
     assert signs == {-1, 0, 1}
 
 
@@ -109,14 +112,25 @@ def test_many_slightly_better_seeds_and_a_few_much_worse_ones_are_judged_by_the_
     assert paired.p_value > 0.5
 
 
+def draw_suites(rng, n_suites, n_members, n_seeds, n_tests):
+    """How many suites of two models without a difference have a member with one."""
+    called = 0
+    for _ in range(n_suites):
+        members = [draw(rng, n_seeds, n_tests, 0.0)[:3] for _ in range(n_members)]
+        called += any(has_difference(*member, comparisons=n_members) for member in members)
+    return called / n_suites
+
+
 def test_of_models_without_a_difference_at_most_one_in_twenty_is_called_better_or_worse():
     rng = np.random.default_rng(3)
     assert np.mean([has_difference(*draw(rng, 60, 2, 0.0)[:3]) for _ in range(500)]) <= 0.05
+    assert draw_suites(rng, 100, 6, 60, 1) <= 0.05
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n_seeds", [20, 100, 500])
 @pytest.mark.parametrize("n_tests", [1, 4, 20])
-def test_of_many_models_without_a_difference_at_most_one_in_twenty_has_one(n_seeds, n_tests):
+def test_of_many_models_and_suites_without_a_difference_at_most_one_in_twenty_has_one(n_seeds, n_tests):
     rng = np.random.default_rng(n_seeds + n_tests)
     assert np.mean([has_difference(*draw(rng, n_seeds, n_tests, 0.0)[:3]) for _ in range(3000)]) <= 0.055
+    assert draw_suites(rng, 400, 15, n_seeds, n_tests) <= 0.06

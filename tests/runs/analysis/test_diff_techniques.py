@@ -50,6 +50,14 @@ def test_folders_need_no_model_and_unequal_budgets_are_noted(tmp_path):
     assert "the budgets differ: more passes find more faults" in found.notes
 
 
+def test_unequal_budgets_of_suites_are_noted_once(tmp_path):
+    suites = [
+        themis.run_suite(Mean(), seeds(60), ["brightness", "contrast"], out=tmp_path / name, max_tests=tests)
+        for name, tests in (("a", 200), ("b", 400))
+    ]
+    assert themis.diff(*suites).lines() == ["brightness, contrast: the budgets differ: more passes find more faults."]
+
+
 def test_other_data_is_refused():
     with pytest.raises(DataError, match="need the same data"):
         themis.diff(campaign("random"), campaign("random", data=seeds(100)))

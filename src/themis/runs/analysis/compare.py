@@ -39,6 +39,8 @@ class DiffOptions:
     kind: str = "auto"
     tests: int = NEW_TESTS
     random_seed: int = 0
+    comparisons: int = 1
+    """How many pairs of runs are compared together; verdicts and intervals allow for it."""
 
     def __post_init__(self) -> None:
         if self.kind not in DIFF_KINDS:
@@ -101,8 +103,8 @@ def diff_runs(first: Side, second: Side, options: DiffOptions) -> diff.Diff:
     if options.kind == "techniques" and first.tested.model != second.tested.model:
         raise UsageError("two techniques must have tested the same model, but the hashes differ: compare versions")
     if options.kind == "techniques" or (options.kind == "auto" and first.has_same_model(second)):
-        return compare_techniques(first, second)
-    return compare_versions(first, second, options.tests, options.random_seed)
+        return compare_techniques(first, second, options.comparisons)
+    return compare_versions(first, second, options.tests, options.random_seed, options.comparisons)
 
 
 def check_perturbations(first: Side, second: Side) -> None:
@@ -142,8 +144,8 @@ TECHNIQUE_VERDICTS = {
 }
 
 
-def compare_techniques(first: Side, second: Side) -> diff.Diff:
-    """Compare the distinct faults and the failing seeds of two runs."""
+def compare_techniques(first: Side, second: Side, comparisons: int = 1) -> diff.Diff:
+    """Compare the distinct faults and the failing seeds of two runs; one of `comparisons` that are made together."""
     if first.tested.data != second.tested.data:
         raise DataError(
             f"two techniques need the same data, but {first.name} and {second.name} differ: run one of them again"
@@ -162,9 +164,10 @@ def compare_techniques(first: Side, second: Side) -> diff.Diff:
         only_second,
         mcnemar(only_first, only_second),
     )
-    has_difference = overlap.p_value < SIGNIFICANCE
+    level = SIGNIFICANCE / comparisons
+    has_difference = overlap.p_value < level
     verdict = "even" if not has_difference else "more" if only_second > only_first else "fewer"
-    limit = "" if has_difference else f", and a difference takes less than {SIGNIFICANCE}"
+    limit = "" if has_difference else f", and a difference takes less than {level:.2g}"
     a, b = first.facts(), second.facts()
     sentence = (
         f"{first.name} ({a['policy']}) broke {len(seeds_first):,} seeds with {a['passes']:,} passes, {second.name} "
@@ -227,8 +230,8 @@ class Model:
 Models = tuple[Model, Model]
 
 
-def compare_versions(first: Side, second: Side, n_tests: int, random_seed: int) -> diff.Diff:
-    """Run the faults of both runs and `n_tests` new tests on both models."""
+def compare_versions(first: Side, second: Side, n_tests: int, random_seed: int, comparisons: int = 1) -> diff.Diff:
+    """Run the faults of both runs and `n_tests` new tests on both models; one of `comparisons` made together."""
     facts = (first.facts(), second.facts())
     for side in (first, second):
         side.check_model()
@@ -244,7 +247,7 @@ def compare_versions(first: Side, second: Side, n_tests: int, random_seed: int) 
         with _judged_alike(benches):
             shared = _share_seeds(first, second, benches)
             usable = _usable_by_both(shared)
-            paired = _run_paired(usable, box, n_tests, random_seed)
+            paired = _run_paired(usable, box, n_tests, random_seed, comparisons)
             faults = (first.run.faults.distinct(), second.run.faults.distinct())
             gone = _replay_on_other(faults[0], faults[1], *usable, box)
             new = _replay_on_other(faults[1], faults[0], usable[1], usable[0], box)
@@ -296,15 +299,16 @@ def _notes_of_faults(name: str, replayed: diff.ReplayedFaults) -> list[str]:
 
 
 def _judge(paired: diff.PairedTests, clean: diff.PairedClean | None) -> tuple[str, str]:
-    """There is a difference if its interval excludes 0."""
+    """There is a difference if its interval excludes 0; a suite mentions its clean accuracy once, not per member."""
     verdict = {1: "worse", -1: "better", 0: "even"}[paired.difference.sign]
     text = "No difference that these tests can show" if verdict == "even" else f"The model after is {verdict}"
+    together = "" if paired.comparisons == 1 else f" for all {paired.comparisons} comparisons together"
     sentence = (
         f"{text}: fault rate {percent(paired.after.value, 2)} after, {percent(paired.before.value, 2)} before on the "
-        f"same {paired.tests:,} tests of {paired.seeds:,} seeds ({diff.show_difference(paired.difference)}; "
+        f"same {paired.tests:,} tests of {paired.seeds:,} seeds ({diff.show_difference(paired.difference, together)}; "
         f"{diff.show_p_value(paired.p_value)}, {paired.seeds_worse:,} seeds worse, {paired.seeds_better:,} better)."
     )
-    if clean is not None and clean.difference.sign:
+    if clean is not None and clean.difference.sign and paired.comparisons == 1:
         word = "better" if clean.difference.sign > 0 else "worse"
         sentence += f" On clean inputs, the model after is {word}: {clean.sentence()}."
     return verdict, sentence
@@ -377,7 +381,7 @@ def _usable_by_both(shared: Models) -> Models:
     return first[is_usable], second[is_usable]
 
 
-def _run_paired(models: Models, box: Box, n: int, random_seed: int) -> diff.PairedTests:
+def _run_paired(models: Models, box: Box, n: int, random_seed: int, comparisons: int) -> diff.PairedTests:
     """Draw n tests, every seed once before any twice, and run them on both models."""
     bench, seed_id = models[0].bench, models[0].seed_id
     rows = np.arange(len(seed_id))
@@ -392,7 +396,7 @@ def _run_paired(models: Models, box: Box, n: int, random_seed: int) -> diff.Pair
     before, after = (model["is_fault"] & was_run for model in outcomes)
     tested, failed_before, failed_after = (_by_seed(position, mask, len(rows)) for mask in (was_run, before, after))
     is_tested = tested > 0
-    rates = paired_rates(tested[is_tested], failed_before[is_tested], failed_after[is_tested])
+    rates = paired_rates(tested[is_tested], failed_before[is_tested], failed_after[is_tested], comparisons)
     masks = {
         "seeds": is_tested,
         "tests": was_run,
@@ -405,7 +409,7 @@ def _run_paired(models: Models, box: Box, n: int, random_seed: int) -> diff.Pair
         "seeds_worse": failed_after > failed_before,
     }
     counts: dict[str, Any] = {name: int(mask.sum()) for name, mask in masks.items()}
-    return diff.PairedTests(**vars(rates), **counts)
+    return diff.PairedTests(**vars(rates), **counts, comparisons=comparisons)
 
 
 def _replay_on_other(
@@ -474,17 +478,20 @@ LEVEL = 0.05
 """A difference counts if chance alone would produce one at least as large less often than this."""
 
 
-def paired_rates(tests: Ints, before: Ints, after: Ints) -> diff.PairedRates:
+def paired_rates(tests: Ints, before: Ints, after: Ints, comparisons: int = 1) -> diff.PairedRates:
     """The rates before and after, and the test of their difference, from tests and faults per seed of the same tests.
 
     The difference is tested as the mean of the seeds' own differences, which lie in -1..1, with Gaffke's limits: tests
     of one seed may be dependent. With one test per seed, this is McNemar's exact test. If no seed differs, the interval
     is not empty: the share that differs may be as large as Clopper and Pearson's limit of 0 among n.
+
+    comparisons: how many differences are tested together. Their intervals hold together with 95% (Bonferroni), and p
+    values are multiplied by this number.
     """
     rate_before, rate_after = (mean_estimate(faults / tests) for faults in (before, after))
     shares = (tests + after - before) / (2 * tests)  # (1 + difference) / 2
-    share = mean_estimate(shares, LEVEL / 2)
+    share = mean_estimate(shares, LEVEL / 2 / comparisons)
     value = rate_after.value - rate_before.value
     low, high = (2 * limit - 1 for limit in (share.low, share.high))
-    difference = Estimate(value, min(value, low), max(value, high))
-    return diff.PairedRates(rate_before, rate_after, difference, mean_p_value(shares, 0.5))
+    p_value = min(1.0, comparisons * mean_p_value(shares, 0.5))
+    return diff.PairedRates(rate_before, rate_after, Estimate(value, min(value, low), max(value, high)), p_value)

@@ -24,7 +24,7 @@ class PairedRates:
     difference: Estimate
     """After minus before, with the interval of a mean of seeds' own differences: tests of one seed may be dependent."""
     p_value: float
-    """Of the test that the interval of the difference inverts."""
+    """Of the test that the interval of the difference inverts, times the number of comparisons."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class PairedTests(PairedRates):
     seeds_better: int
     """Seeds with fewer faults after than before."""
     seeds_worse: int
+    comparisons: int = 1
+    """How many differences are tested together, such as those of a suite's members; the intervals hold together."""
 
 
 @dataclass(frozen=True)
@@ -227,10 +229,10 @@ def _line(category: str, ids: Sequence[int], n: int, run: str) -> str:
     return f"{category}: {len(ids):,} of {n:,} distinct faults of {run}" + (f" ({listed})" if ids else "")
 
 
-def show_difference(difference: Estimate) -> str:
+def show_difference(difference: Estimate, together: str = "") -> str:
     """The difference of two rates in points, with its interval."""
     value, low, high = (f"{100 * share:+.2f}" for share in (difference.value, difference.low, difference.high))
-    return f"difference {value} points, 95%: {low} to {high}"
+    return f"difference {value} points, 95%{together}: {low} to {high}"
 
 
 def show_p_value(p_value: float) -> str:
