@@ -36,7 +36,6 @@ FIRST_SECONDS, MOST_SECONDS = 2.0, 60.0
 """After how long a step is printed, and how long it takes at most until it is printed again."""
 
 COMMANDS = {
-    "init": "write a configuration file and a test for your project",
     "check": "inspect a model and its data before a campaign",
     "run": "test a model: find faults until coverage or a budget stops it",
     "suite": "test a model under many perturbations in one go",

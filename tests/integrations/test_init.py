@@ -10,7 +10,7 @@ from user_module import SMALL, go_to
 from warm_python import warm_python
 
 from themis.cli import main
-from themis.cli.init import project_files
+from themis_integrations.project.init import project_files
 
 CASES = {
     "nothing": (None, None, "gaussian"),

@@ -1,6 +1,6 @@
-"""Write a commented themis.yaml for themis run and themis check, and a test file for pytest. Without --model and
---data, also write model_under_test.py, a small model to replace with yours, so that everything runs at once. No file is
-ever overwritten.
+"""Write a configuration file and a test for your project. These are a commented themis.yaml for themis run and themis
+check, and a test file for pytest. Without --model and --data, also write model_under_test.py, a small model to replace
+with yours, so that everything runs at once. No file is ever overwritten.
 
 themis init
 themis init --model mine:make_net --data mine:make_data --perturb 'rain + fog'
@@ -21,7 +21,7 @@ from themis.text import print_text
 
 MODEL_FILE = "model_under_test.py"
 FILES = ("themis.yaml", "test_robustness.py", MODEL_FILE)
-"""What is written, from the templates in `project`."""
+"""What is written, from the templates beside this module."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -66,6 +66,6 @@ def project_files(model: str | None, data: str | None, perturb: str) -> dict[str
     """The text of each file by its name."""
     stem = MODEL_FILE.removesuffix(".py")
     values = {"model": model or f"{stem}:make_model", "data": data or f"{stem}:make_data", "perturb": perturb}
-    texts = {name: (files("themis.cli") / "project" / f"{name}.in").read_text("utf-8") for name in FILES}
+    texts = {name: (files("themis_integrations.project") / f"{name}.in").read_text("utf-8") for name in FILES}
     texts["themis.yaml"] = texts["themis.yaml"].format(**{name: json.dumps(value) for name, value in values.items()})
     return {name: text for name, text in texts.items() if model is None or name != MODEL_FILE}

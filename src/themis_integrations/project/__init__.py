@@ -1,0 +1,1 @@
+"""Files for a new project: a configuration, and a test for pytest."""
