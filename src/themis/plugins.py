@@ -11,6 +11,8 @@
 | `themis.readers` | a function `(path, *, options) -> Seeds` |
 | `themis.loaders` | a function that returns a model, given the text after the colon |
 | `themis.model_files` | a function `(path, trust) -> model`; its name is the ending of the files, such as `.onnx` |
+| `themis.export_files` | a function `(run, batches, path)`; its name is the ending of the files |
+| `themis.export_folders` | a function `(run, selection, folder) -> number of faults` |
 | `themis.groupings` | a function `(run, most) -> list[Group]`, like `themis.runs.analysis.groups.group` |
 | `themis.suites` | a function `(tested, name, options, settings, out, on_grades) -> SuiteRun` that grades a model |
 | `themis.executors` | a function that returns a `themis.campaign.setup.Executor`, given options such as `workers` |

@@ -230,9 +230,9 @@ WRONG = {
     "no fault": (["first"], "FAULT must be a whole number, got 'first'"),
     "huge fault": ([str(10**30)], "its"),
     "json and a file": (["--json", "--export", "a.csv"], "cannot be combined"),
-    "ending": (["--export", "a.parqet"], "must end in .parquet, .csv, .json, .npz or .png, got a.parqet"),
-    "no ending": (["--export", "faults"], ".png, pictures:FOLDER or fiftyone:FOLDER, got faults"),
-    "misspelt folder": (["--export", "picture:all"], "pictures:FOLDER or fiftyone:FOLDER, got picture:all"),
+    "ending": (["--export", "a.parqet"], "must end in .csv, .json, .npz, .parquet or .png, got a.parqet"),
+    "no ending": (["--export", "faults"], ".png, fiftyone:FOLDER or pictures:FOLDER, got faults"),
+    "misspelt folder": (["--export", "picture:all"], "fiftyone:FOLDER or pictures:FOLDER, got picture:all"),
     "no folder": (["--export", "nowhere/a.csv"], "the file must be in an existing folder"),
 }
 

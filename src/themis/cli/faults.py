@@ -234,7 +234,8 @@ def _export(run: Reader, selection: Selection, name: str, replaces: bool) -> str
         return f"Wrote the pictures of {n:,} of {counted(n_matching, 'fault')} to {folder}{left_out}"
     path = Path(name)
     if not path.suffix:
-        raise UsageError(f"--export must be {', '.join(FORMATS)}, .png, pictures:FOLDER or fiftyone:FOLDER, got {name}")
+        folders = " or ".join(f"{each}:FOLDER" for each in FOLDERS)
+        raise UsageError(f"--export must be {', '.join(FORMATS)}, .png, {folders}, got {name}")
     check_file("--export", path, [*FORMATS, ".png"], replaces=replaces)
     if path.suffix.lower() == ".png":
         return _draw(run, selection, path, replaces)
