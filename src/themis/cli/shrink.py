@@ -84,10 +84,10 @@ def execute(arguments: CommandLine) -> int:
         content = json.dumps({**made_by("shrink"), **result}, indent=2, allow_nan=False)
         write_fresh(file, content.encode(), remedy=remedy)
         if curve is not None:
-            from themis.runs.display.figure import draw_robustness
+            from themis.runs.display.figure import robustness_figure, save_figure
 
-            drawn = BytesIO()
-            draw_robustness(curve, drawn, title=f"Robustness by strength ({run.record['perturbation']})")
+            drawn, title = BytesIO(), f"Robustness by strength ({run.record['perturbation']})"
+            save_figure(robustness_figure(curve, title), drawn, dpi=130)
             write_fresh(picture, drawn.getvalue(), remedy=remedy)
     if arguments.json:
         print_json(result)

@@ -147,8 +147,6 @@ def rates_by_theta(run: Reader, progress: SavedProgress | None) -> list[ThetaRat
     rates = []
     for k, dimension in enumerate(run.record["theta"]):
         low, high = float(dimension["low"]), float(dimension["high"])
-        if high <= low:
-            continue
         edges = np.linspace(low, high, n_bins + 1)
         tests, faults = np.zeros(n_bins, np.int64), np.histogram(fault_theta[:, k].clip(low, high), edges)[0]
         for first in range(0, n_tests, TESTS_AT_ONCE):

@@ -16,7 +16,7 @@ from themis import Perturbation, Target, Theta, UsageError
 from themis.judge.estimate import Estimate
 from themis.perturb.perturbation import column
 from themis.runs.analysis.shrink import CAVEAT, Robustness, robustness
-from themis.runs.display.figure import draw_robustness
+from themis.runs.display.figure import robustness_figure, save_figure
 from themis.runs.replay import Replayer, read_run
 from themis.runs.run import StrengthPart
 from themis.runs.store.reader import Reader
@@ -76,7 +76,7 @@ def test_curves_without_failures_and_with_failures_only():
     assert every.median == 0.2
     for curve in (none, every):
         picture = io.BytesIO()
-        draw_robustness(curve, picture)
+        save_figure(robustness_figure(curve), picture, dpi=130)
         assert picture.getvalue().startswith(b"\x89PNG")
 
 
@@ -155,7 +155,7 @@ def test_random_disturbances_and_the_search_are_two_columns_with_names_of_their_
         {"low": 0.8, "high": 1.0, "tests": 500, "correct": {"value": 0.932, "low": 0.91, "high": 0.95}}
     ]
     picture = io.BytesIO()
-    draw_robustness(curve, picture)
+    save_figure(robustness_figure(curve), picture, dpi=130)
     assert picture.getvalue().startswith(b"\x89PNG")
 
 

@@ -136,8 +136,3 @@ def robustness_figure(curve: Robustness, title: str = "Robustness") -> Any:
     text = "The steps are an upper bound: weaker disturbances may break seeds too."
     figure.text(0.02, 0.01, text, fontsize=8.5, color=QUIET)
     return figure
-
-
-def draw_robustness(curve: Robustness, file: str | Path | BinaryIO, *, title: str = "Robustness") -> None:
-    """Draw the curve as steps, with its band."""
-    save_figure(robustness_figure(curve, title), file, dpi=130, format="png")
