@@ -86,7 +86,7 @@ def written_at_once(monkeypatch):
 @pytest.fixture
 def digits():
     """200 real digits, 20 per class, in 0..1, with labels."""
-    from themis.data.readers import read_digits
+    from themis_integrations.data.digits import read_digits
 
     return read_digits()[torch.arange(0, 5000, 25)]
 
@@ -94,7 +94,7 @@ def digits():
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
     """LeNet-5 trained on the real digits, and the digits held out from its training."""
-    from themis.data.readers import read_digits
+    from themis_integrations.data.digits import read_digits
     from themis_lab.cli.demo import split, trained_lenet5
 
     # All workers of a test run share the cache, so that the model is trained only once.

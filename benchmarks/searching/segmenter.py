@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from searching.packs import ModelWithData
-from themis.data.readers import read_digits
 from themis.data.seeds import Seeds
 from themis.target.target import Target
+from themis_integrations.data.digits import read_digits
 from themis_lab.cli.demo import split
 
 NAME = "segmenter-digits"

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from themis import Perturbation, Theta
-from themis.data.readers import read_digits
+from themis_integrations.data.digits import read_digits
 
 SIZE = 14
 THETA = (Theta("angle", -8, 8), Theta("light", -0.08, 0.08), Theta("sigma", 0, 0.4))

@@ -9,7 +9,7 @@ import zipfile
 import numpy as np
 from PIL import Image
 
-from themis.data.readers import read_digits
+from themis_integrations.data.digits import read_digits
 
 
 def write_idx(path, array):

@@ -7,8 +7,8 @@ import torch
 from wavering import ENDLESS, Wavering, embedded, pictures
 
 import themis
-from themis.data.readers import read_digits
 from themis.report.page import MAX_PICTURE_BYTES, read_view, render, write_report
+from themis_integrations.data.digits import read_digits
 
 
 @pytest.mark.slow

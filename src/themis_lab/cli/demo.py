@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from themis.cli.options import CommandLine, Parser, add_fields, add_option, fields_of
 from themis.cli.output import add_campaign_output, finish, progress_callbacks, unused_path
 from themis.cli.source import PERTURB_HELP, check_names
-from themis.data.readers import read_digits
 from themis.errors import ThemisError, warn
 from themis.runs.source import Origin
 from themis.runs.store.files import fresh_file
 from themis.settings import Settings
 from themis.text import print_text
+from themis_integrations.data.digits import read_digits
 
 if TYPE_CHECKING:
     from torch import nn

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from themis.data import Seeds
-from themis.data.readers import read_digits
+from themis_integrations.data.digits import read_digits
 from themis_lab.evaluation.plan import EvaluationPlan
 
 MODELS: dict[str, dict[str, Any]] = {

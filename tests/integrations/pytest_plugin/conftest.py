@@ -11,7 +11,7 @@ from torch import nn
 @pytest.fixture(scope="session")
 def kept(tmp_path_factory):
     """A file with a net trained on real digits, and some of the digits."""
-    from themis.data.readers import read_digits
+    from themis_integrations.data.digits import read_digits
 
     path = tmp_path_factory.mktemp("world") / "world.pt"
     digits = read_digits()[torch.arange(0, 5000, 10)]

@@ -75,7 +75,7 @@ def test_faults_that_occur_with_other_noise_are_moved_not_new():
 
 
 def test_a_damaged_net_is_worse_on_real_digits_and_a_slightly_trained_one_is_not():
-    from themis.data.readers import read_digits
+    from themis_integrations.data.digits import read_digits
 
     every = read_digits()
     train, test = every[torch.arange(0, 5000, 2)], every[torch.arange(1, 5000, 10)]

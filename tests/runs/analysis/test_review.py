@@ -17,9 +17,7 @@ from themis.perturb.perturbation import column
 from themis.runs.analysis.review import (
     LEAST_MARKS,
     REVIEWS,
-    add_mark,
     agree,
-    check_reviewer,
     identity,
     read_marks,
     read_review,
@@ -27,6 +25,7 @@ from themis.runs.analysis.review import (
 )
 from themis.runs.display.text import summary_rows
 from themis.runs.store.reader import Reader
+from themis_integrations.browser.marking import add_mark, check_reviewer
 from themis_integrations.evidence.evidence import write_evidence
 
 READABLE = 0.3

@@ -1,9 +1,6 @@
 """Whether faults are valid tests: the marks of people in the run folder, and the rate of valid faults by them."""
 
-import errno
 import json
-import os
-import time
 from collections import Counter
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -21,7 +18,6 @@ from themis.judge.risk import TAIL_PROBABILITY, fault_rate, valid_fault_rate
 from themis.reading import check_form, one_of, parse_json, read_regular, record, text, whole
 from themis.runs.estimates import read_progress
 from themis.runs.fault import MAX_TESTS, Fault
-from themis.runs.store.files import explained, refuse_special, sync
 from themis.runs.store.reader import Reader
 from themis.runs.store.schema import MAX_JSON
 from themis.text import counted, percent
@@ -36,7 +32,7 @@ UNSUITABLE = ("seed_weights", "decide")
 """Settings with which the interval of the fault rate is not that of seeds that count the same and a fixed end."""
 FOR_REVIEW = 110
 NAME_PATTERN = r"[\w][\w .@+-]{0,63}"
-_LINE = record(
+MARK_FORM = record(
     {
         "run": text(64),
         "fault": whole(0, MAX_TESTS),
@@ -132,43 +128,6 @@ def identity(run: Reader) -> str:
     return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def check_reviewer(name: str) -> str:
-    """The name, if it can stand beside marks."""
-    try:
-        _LINE({"run": "", "fault": 0, "noise_seed": 0, "mark": VALID, "by": name, "at": ""}, "mark")
-    except ValueError:
-        raise UsageError(
-            f"the reviewer's name must be 1 to 64 letters, digits, spaces and .@+-, got {name[:80]!r}: pass --reviewer"
-        ) from None
-    return name
-
-
-def add_mark(folder: Path, run: str, fault: Fault, mark: str, by: str) -> None:
-    """Add a mark to the folder of the run with this identity; it is on disk at the end.
-
-    One write adds the line as a whole. If the process is killed in the middle of it, the next mark begins a new line.
-    """
-    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    values = {"run": run, "fault": fault.id, "noise_seed": fault.noise_seed, "mark": mark, "by": by, "at": at}
-    line, path = (json.dumps(values) + "\n").encode(), folder / REVIEWS
-    refuse_special(path)
-    with explained(path):
-        is_new = not path.exists()
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-        file = os.open(path, flags, 0o666)
-        try:
-            size = os.fstat(file).st_size
-            if size and (os.lseek(file, size - 1, os.SEEK_SET), os.read(file, 1))[1] != b"\n":
-                line = b"\n" + line
-            if os.write(file, line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(file)
-        finally:
-            os.close(file)
-        if is_new:
-            sync(folder)
-
-
 def read_marks(run: Reader, faults: list[Fault]) -> dict[str, dict[int, str]]:
     """The last mark of each fault by each reviewer; `faults` are those of the uniform stream. Empty without marks."""
     path, mine = run.path / REVIEWS, identity(run)
@@ -185,7 +144,7 @@ def read_marks(run: Reader, faults: list[Fault]) -> dict[str, dict[int, str]]:
         if not line.endswith("}"):  # empty, or a process was killed while it wrote the line: no name has a brace
             continue
         try:
-            values = check_form(parse_json(line), _LINE, "the line")
+            values = check_form(parse_json(line), MARK_FORM, "the line")
         except ValueError as error:
             raise StoreError(f"{path} must hold marks, but line {number} is damaged ({error}): remove it") from error
         if values["run"] != mine or known.get(values["fault"]) != values["noise_seed"]:
