@@ -7,25 +7,35 @@ from typing import TYPE_CHECKING, Any
 from themis.version import __version__
 
 if TYPE_CHECKING:
-    from themis.campaign.api import resume, run
-    from themis.campaign.callback import Callback
-    from themis.data.features import Features
-    from themis.errors import DataError, MissingExtraError, ModelError, StoreError, ThemisError, UsageError
-    from themis.judge.coverage import Coverage
-    from themis.measure.moments import Moments
-    from themis.oracle import Compare
-    from themis.perturb import Perturbation, Theta
-    from themis.retraining.api import retrain
-    from themis.runs.fault import Fault
-    from themis.runs.replay import open_run
-    from themis.runs.run import Run
-    from themis.suites.api import resume_suite, run_suite
-    from themis.suites.diff import diff
-    from themis.suites.result import SuiteRun, open_suite
-    from themis.target.against import Against
-    from themis.target.blackbox import BlackBox
-    from themis.target.detections import Detections
-    from themis.target.target import Normalize, Target
+    from themis.campaign.api import resume as resume
+    from themis.campaign.api import run as run
+    from themis.campaign.callback import Callback as Callback
+    from themis.data.features import Features as Features
+    from themis.errors import DataError as DataError
+    from themis.errors import MissingExtraError as MissingExtraError
+    from themis.errors import ModelError as ModelError
+    from themis.errors import StoreError as StoreError
+    from themis.errors import ThemisError as ThemisError
+    from themis.errors import UsageError as UsageError
+    from themis.judge.coverage import Coverage as Coverage
+    from themis.measure.moments import Moments as Moments
+    from themis.oracle import Compare as Compare
+    from themis.perturb import Perturbation as Perturbation
+    from themis.perturb import Theta as Theta
+    from themis.retraining.api import retrain as retrain
+    from themis.runs.fault import Fault as Fault
+    from themis.runs.replay import open_run as open_run
+    from themis.runs.run import Run as Run
+    from themis.suites.api import resume_suite as resume_suite
+    from themis.suites.api import run_suite as run_suite
+    from themis.suites.diff import diff as diff
+    from themis.suites.result import SuiteRun as SuiteRun
+    from themis.suites.result import open_suite as open_suite
+    from themis.target.against import Against as Against
+    from themis.target.blackbox import BlackBox as BlackBox
+    from themis.target.detections import Detections as Detections
+    from themis.target.target import Normalize as Normalize
+    from themis.target.target import Target as Target
 
 # On a GPU, what the host waits for must not queue behind the tests in flight. CUDA reads this when it is first used.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
@@ -54,38 +64,7 @@ _HOMES = {
     "target.detections": ("Detections",),
     "target.target": ("Normalize", "Target"),
 }
-__all__ = [
-    "Against",
-    "BlackBox",
-    "Callback",
-    "Compare",
-    "Coverage",
-    "DataError",
-    "Detections",
-    "Fault",
-    "Features",
-    "MissingExtraError",
-    "ModelError",
-    "Moments",
-    "Normalize",
-    "Perturbation",
-    "Run",
-    "StoreError",
-    "SuiteRun",
-    "Target",
-    "ThemisError",
-    "Theta",
-    "UsageError",
-    "__version__",
-    "diff",
-    "open_run",
-    "open_suite",
-    "resume",
-    "resume_suite",
-    "retrain",
-    "run",
-    "run_suite",
-]
+__all__ = ["__version__", *(name for names in _HOMES.values() for name in names)]
 
 
 def __getattr__(name: str) -> Any:

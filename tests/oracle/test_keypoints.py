@@ -15,7 +15,7 @@ from themis.perturb import PERTURBATIONS, Context, perturb
 from themis.report.page import read_view
 from themis.retraining.grading import grade, losses, reference
 from themis.runs.display.fault import pictures as pictures_of
-from themis.runs.display.figure import draw_faults
+from themis_lab.cli.demo import draw_faults
 
 CLEAN = torch.tensor([[[10.0, 10], [20, 30], [40, 10]]])
 SIZE = 48

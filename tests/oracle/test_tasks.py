@@ -252,7 +252,7 @@ def test_faults_of_every_task_can_be_drawn_and_exported(name, tmp_path):
     import pandas as pd
 
     from themis.runs.display.fault import answers
-    from themis.runs.display.figure import draw_faults
+    from themis_lab.cli.demo import draw_faults
 
     model, oracle, _, _ = TASKS[name]
     target = themis.Target(model, oracle=oracle)

@@ -14,7 +14,7 @@ from themis.perturb.perturbation import check_fits
 from themis.report.page import write_report
 from themis.runs.analysis.shrink import shrink
 from themis.runs.display.fault import pictures, side_by_side, strip
-from themis.runs.display.figure import draw_faults
+from themis_lab.cli.demo import draw_faults
 
 CLIPS = torch.rand(3, 5, 3, 16, 20, generator=torch.Generator().manual_seed(0))
 BRIEF = 0.5 * CLIPS[:, :, :1]

@@ -9,7 +9,7 @@ from themis import Target, UsageError, run
 from themis.perturb import PERTURBATIONS, disturb
 from themis.perturb.perturbation import check_fits
 from themis.runs.display.fault import CLEAN_COLOUR, DISTURBED_COLOUR, curves, is_signal, pictures
-from themis.runs.display.figure import draw_faults
+from themis_lab.cli.demo import draw_faults
 
 WIDE = (-100.0, 100.0)
 SAMPLES = 1000

@@ -59,7 +59,7 @@ def picture_seeds(
 
 def decode(file: Path | IO[bytes], name: Path | str, *, mode: Mode, size: int | None = None) -> Pixels:
     """A picture's pixels `[channels, height, width]`; one that declares too many of them is refused, not decoded."""
-    with _opened(file, name) as image:
+    with opened(file, name) as image:
         return pixels_of(image, mode, size)
 
 
@@ -94,18 +94,12 @@ def crop_picture(pixels: Pixels, name: Path | str, crop: int | None) -> Pixels:
 
 def picture_mode(file: Path) -> Mode:
     """`L` if a picture is grey, otherwise `RGB`."""
-    with _opened(file, file) as image:
+    with opened(file, file) as image:
         return "L" if image.mode in ("L", "1") else "RGB"
 
 
-def picture_size(file: Path) -> tuple[int, int]:
-    """The height and width of a picture."""
-    with _opened(file, file) as image:
-        return image.height, image.width
-
-
 @contextmanager
-def _opened(file: Path | IO[bytes], name: Path | str) -> Iterator[Picture]:
+def opened(file: Path | IO[bytes], name: Path | str) -> Iterator[Picture]:
     """An open picture that is not decoded yet; any error is turned into a one-line `DataError`."""
     from PIL import Image
 

@@ -21,9 +21,9 @@ from themis.data.pictures import (
     SUFFIXES,
     Pixels,
     decode,
+    opened,
     parse_mode,
     picture_mode,
-    picture_size,
 )
 from themis.data.seeds import Seeds, from_files, scaled
 from themis.errors import DataError, UsageError
@@ -169,7 +169,7 @@ def _seeds(
     labels = pad_boxes(objects)
     for own, rows, file in zip(labels, objects, files, strict=True):
         if rows and (frame is not None or shares):
-            own[: len(rows), :4] = _scale(own[: len(rows), :4], picture_size(file), frame, shares)
+            own[: len(rows), :4] = _scale(own[: len(rows), :4], _size(file), frame, shares)
     pixel_mode = parse_mode(mode) or (picture_mode(files[0]) if files else "RGB")
 
     def read(file: Path) -> Numbers:
@@ -397,3 +397,9 @@ def _read_object(element: Element) -> tuple[str, list[float], bool]:
     if not (all(map(math.isfinite, sides)) and left <= right and top <= bottom):
         raise ValueError(f"the box of {name[:60]!r} must have xmin <= xmax and ymin <= ymax, got {sides}")
     return name, [left, top, right, bottom], (element.findtext("difficult") or "0").strip() == "1"
+
+
+def _size(file: Path) -> tuple[int, int]:
+    """The height and width of a picture."""
+    with opened(file, file) as image:
+        return image.height, image.width

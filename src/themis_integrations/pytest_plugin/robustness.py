@@ -29,7 +29,7 @@ from themis.runs.display.text import summary_rows
 from themis.runs.fault import Fault, Replay
 from themis.runs.replay import Replayer
 from themis.runs.run import Run
-from themis.runs.store.files import NOTE, holds_only_run
+from themis.runs.store.files import NOTE, RUN_FILES, list_folder, tensors_in
 from themis.runs.store.reader import Reader
 from themis.settings import Settings
 from themis.suites.api import run_suite
@@ -322,7 +322,7 @@ def read_note(path: Path) -> dict[str, Any] | None:
 def is_stale(path: Path, session: str) -> bool:
     """Whether a folder is from an earlier session, and contains nothing that somebody else has put into it."""
     note = read_note(path)
-    return note is not None and note.get("session", session) != session and holds_only_run(path)
+    return note is not None and note.get("session", session) != session and _holds_only_run(path)
 
 
 def describe_failure(run: Run, results: GateResults, folder: Path, report: str, test: str | None) -> str:
@@ -382,3 +382,11 @@ def properties_of(run: Run, folder: Path, report: Path | None, call: int) -> lis
     }
     ending = "" if call == 1 else f"_{call}"
     return [(f"themis_{name}{ending}", value) for name, value in values.items() if value is not None]
+
+
+def _holds_only_run(path: Path) -> bool:
+    """Whether a folder contains only what Themis writes in a run folder, so that it can be removed as a whole."""
+    if path.is_symlink():
+        return False
+    names = list_folder(path) or []
+    return set(names) <= {*RUN_FILES, NOTE} and all(name.endswith(".safetensors") for name in tensors_in(path))

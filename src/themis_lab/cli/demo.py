@@ -18,6 +18,7 @@ from themis.cli.options import CommandLine, Parser, add_fields, add_option, fiel
 from themis.cli.output import add_campaign_output, finish, progress_callbacks, unused_path
 from themis.cli.source import PERTURB_HELP, check_names
 from themis.errors import ThemisError, warn
+from themis.runs.display.figure import draw_pairs
 from themis.runs.source import Origin
 from themis.runs.store.files import fresh_file
 from themis.settings import Settings
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from themis.data import Seeds
+    from themis.runs.fault import Fault
+    from themis.runs.run import Run
 
 RECIPE = "lenet5-digits-2"
 """Name of the cached weights; it changes with the training recipe."""
@@ -49,7 +52,6 @@ def add_arguments(parser: Parser) -> None:
 
 def execute(arguments: CommandLine) -> int:
     from themis.campaign.api import run
-    from themis.runs.display.figure import draw_faults
     from themis.target.target import Target
 
     def say(text: str) -> None:
@@ -72,10 +74,17 @@ def execute(arguments: CommandLine) -> int:
         **options,
     )
     if len(result.faults):
-        picture = Path(out) / "faults.png"
-        draw_faults(result, picture)
+        draw_faults(result, picture := Path(out) / "faults.png")
         say(f"Most telling faults: {picture}")
     return finish(result, arguments, out=out)
+
+
+def draw_faults(run: Run, path: str | Path, *, n: int = 12) -> list[Fault]:
+    """Replay and draw up to `n` of the most telling faults of a campaign; returns the faults that were drawn."""
+    faults = run.faults.most_telling(n)
+    found = f"{len(run.faults):,} faults in {run.rounds[-1].tests:,} tests ({run.start.perturbation})"
+    draw_pairs([(fault, fault.replay()) for fault in faults], path, f"The most telling of {found}")
+    return faults
 
 
 def make_model() -> nn.Module:

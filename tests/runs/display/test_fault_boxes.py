@@ -8,7 +8,7 @@ import themis
 from themis.cli import main
 from themis.report.page import read_view
 from themis.runs.display.fault import answered_boxes, answers, pictures, with_boxes
-from themis.runs.display.figure import draw_faults
+from themis_lab.cli.demo import draw_faults
 
 
 class DimBlobDetector(BlobDetector):

@@ -17,17 +17,8 @@ from themis.runs.display.text import RANDOM, UNBROKEN
 if TYPE_CHECKING:
     from themis.runs.analysis.shrink import Robustness
     from themis.runs.fault import Fault, FaultInputs
-    from themis.runs.run import Run
 
 INK, RIGHT, WRONG, QUIET, BLUE = "#1a1a1a", "#1b7f4b", "#b3261e", "#6b6b6b", "#1f5f99"
-
-
-def draw_faults(run: Run, path: str | Path, *, n: int = 12) -> list[Fault]:
-    """Replay and draw up to `n` of the most telling faults of a campaign; returns the faults that were drawn."""
-    faults = run.faults.most_telling(n)
-    found = f"{len(run.faults):,} faults in {run.rounds[-1].tests:,} tests ({run.start.perturbation})"
-    draw_pairs([(fault, fault.replay()) for fault in faults], path, f"The most telling of {found}")
-    return faults
 
 
 def draw_pairs(pairs: Sequence[tuple[Fault, FaultInputs]], file: str | Path | BinaryIO, title: str) -> None:

@@ -488,7 +488,7 @@ def check_run_folder(path: Path) -> None:
             )
     elif set(names) <= {NOTE}:
         return
-    others = [name for name in names if name not in (*BEGUN_FILES, *RUN_FOLDERS, NOTE)] + _inside(path)
+    others = [name for name in names if name not in (*BEGUN_FILES, *RUN_FOLDERS, NOTE)] + tensors_in(path)
     files = [name for name in names if name not in (*RUN_FOLDERS, NOTE)]
     lock = path / LOCK
     is_empty = not lock.is_symlink() and (not lock.exists() or (lock.is_file() and lock.stat().st_size == 0))
@@ -498,15 +498,7 @@ def check_run_folder(path: Path) -> None:
         raise refuse_folder(path, others or files, "")
 
 
-def holds_only_run(path: Path) -> bool:
-    """Whether a folder contains only what Themis writes in a run folder, so that it can be removed as a whole."""
-    if path.is_symlink():
-        return False
-    names = list_folder(path) or []
-    return set(names) <= {*RUN_FILES, NOTE} and all(name.endswith(".safetensors") for name in _inside(path))
-
-
-def _inside(path: Path) -> list[str]:
+def tensors_in(path: Path) -> list[str]:
     return [f"{folder}/{name}" for folder in RUN_FOLDERS for name in list_folder(path / folder) or ()]
 
 
