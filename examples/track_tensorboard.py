@@ -6,8 +6,8 @@ Needs `pip install "themis-dl[tensorboard]"`. The digits need `pip install "them
 import torch
 
 import themis
-from themis.data.readers import read_digits
 from themis_integrations import TensorBoard
+from themis_integrations.data.digits import read_digits
 from themis_lab.cli.demo import split, trained_lenet5
 
 torch.set_num_threads(1)

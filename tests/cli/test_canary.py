@@ -251,7 +251,7 @@ def test_the_canary_sings_if_the_folder_is_trusted(made, canary):
     command = [warm_python(), "-c", REBUILDING, "replay", "run", fault]
     refused = subprocess.run(command, capture_output=True, text=True)
     assert refused.stdout == "nothing 2\n"
-    assert f"it would run model '{NAME}'" in refused.stderr
+    assert f"it would run data '{CANARY}:data', model '{NAME}'" in refused.stderr
     assert not canary.exists()
     trusted = subprocess.run([*command, "--trust", "run"], capture_output=True, text=True)
     assert trusted.stdout.splitlines()[-1] == "imported 0", trusted.stderr

@@ -6,7 +6,7 @@ from wrong_use import PICTURE, enter, refused, run, write
 WRONG = {
     # commands
     "unknown command": (["rnu"], 2, "unknown command 'rnu': did you mean 'run'?"),
-    "unlike any command": (["frobnicate"], 2, "unknown command 'frobnicate': known: "),
+    "unlike any command": (["xyzzyx"], 2, "unknown command 'xyzzyx': known: "),
     "option before the command": (["--quiet", "run"], 2, "unknown command '--quiet'"),
     "completion for no shell": (["completion"], 2, "SHELL must be given"),
     "completion for an unknown shell": (["completion", "bsh"], 2, "did you mean 'bash'?"),

@@ -28,7 +28,7 @@ def parquet_seeds(path: Path, *, label: str | None = None, drop: str = "") -> Se
         except NotNumbersError as error:
             pandas_for(error)
         check_memory(2 * sum(_group_bytes(table.metadata)), str(path))
-        return coded_seeds(table.read().topandas_for(), columns)
+        return coded_seeds(table.read().to_pandas(), columns)
 
 
 def _parquet_blocks(table: Any, columns: Columns) -> Iterator[Block]:

@@ -18,12 +18,10 @@ from themis.cli.options import CommandLine, Parser, add_fields, add_option, fiel
 from themis.cli.output import add_campaign_output, finish, progress_callbacks, unused_path
 from themis.cli.source import PERTURB_HELP, check_names
 from themis.errors import ThemisError, warn
-from themis.runs.display.figure import draw_pairs
 from themis.runs.source import Origin
 from themis.runs.store.files import fresh_file
 from themis.settings import Settings
 from themis.text import print_text
-from themis_integrations.data.digits import read_digits
 
 if TYPE_CHECKING:
     from torch import nn
@@ -61,7 +59,7 @@ def execute(arguments: CommandLine) -> int:
     options: dict[str, Any] = {"magnitude": MAGNITUDES.get(arguments.perturb), "max_seconds": MAX_SECONDS}
     options |= fields_of(Settings, arguments.given)
     check_names(arguments.perturb, Settings.of(**options))
-    train, held_out = split(read_digits())
+    train, held_out = digits()
     model = trained_lenet5(train, held_out, say)
     out = str(unused_path(Path(arguments.out)))
     result = run(
@@ -81,20 +79,29 @@ def execute(arguments: CommandLine) -> int:
 
 def draw_faults(run: Run, path: str | Path, *, n: int = 12) -> list[Fault]:
     """Replay and draw up to `n` of the most telling faults of a campaign; returns the faults that were drawn."""
+    from themis.runs.display.figure import draw_pairs
+
     faults = run.faults.most_telling(n)
     found = f"{len(run.faults):,} faults in {run.rounds[-1].tests:,} tests ({run.start.perturbation})"
     draw_pairs([(fault, fault.replay()) for fault in faults], path, f"The most telling of {found}")
     return faults
 
 
+def digits() -> tuple[Seeds, Seeds]:
+    """The digits to train on, and those that the demo's model has not seen."""
+    from themis_integrations.data.digits import read_digits
+
+    return split(read_digits())
+
+
 def make_model() -> nn.Module:
     """The model of the demo, to replay its faults."""
-    return trained_lenet5(*split(read_digits()), lambda text: None)
+    return trained_lenet5(*digits(), lambda text: None)
 
 
 def make_data() -> Seeds:
     """The digits that the demo's model has not seen."""
-    return split(read_digits())[1]
+    return digits()[1]
 
 
 def split(digits: Seeds) -> tuple[Seeds, Seeds]:
@@ -177,7 +184,6 @@ def _train(model: nn.Module, train: Seeds) -> None:
         order = torch.randperm(len(train), generator=rng)
         for rows in order[: len(order) // batch * batch].view(-1, batch):
             optimiser.zero_grad()
-            loss = F.cross_entropy(model(train.inputs[rows]), train.labels[rows])
-            loss.backward()  # type: ignore[no-untyped-call]
+            F.cross_entropy(model(train.inputs[rows]), train.labels[rows]).backward()  # type: ignore[no-untyped-call]
             optimiser.step()
             schedule.step()

@@ -7,15 +7,13 @@ themis locate runs/first --most 5 --json
 
 from contextlib import closing
 from textwrap import fill
+from typing import Any
 
 from themis.cli import DONE
 from themis.cli.options import CommandLine, Parser, add_option
 from themis.cli.source import REPLAY_OPTIONS, add_overrides, rebuild
-from themis.runs.analysis.groups import group
-from themis.runs.replay import read_run
 from themis.runs.store.reader import Reader
 from themis.text import print_json, print_text
-from themis_lab.locate import Localization, learn_baseline, locate
 
 UNUSUAL = 2.0
 """Standard deviations from ordinary tests at which a layer counts as the one where a change starts."""
@@ -29,6 +27,10 @@ def add_arguments(parser: Parser) -> None:
 
 
 def execute(arguments: CommandLine) -> int:
+    from themis.runs.analysis.groups import group
+    from themis.runs.replay import read_run
+    from themis_lab.locate import learn_baseline, locate
+
     with closing(Reader(arguments.run)) as run:
         faults = run.faults()
         groups = group(faults, arguments.most)
@@ -45,7 +47,7 @@ def execute(arguments: CommandLine) -> int:
     return DONE
 
 
-def _describe_location(location: Localization) -> str:
+def _describe_location(location: Any) -> str:
     first = location.layers[0]
     if first.score < UNUSUAL:
         score = round(first.score, 1) + 0.0  # never -0.0

@@ -22,7 +22,7 @@ from themis.data.files import Numbers, check_memory, data_errors, existing_file,
 from themis.data.pictures import decode, picture_seeds
 from themis.data.seeds import Seeds, from_arrays, from_files, scaled
 from themis.errors import DataError, UsageError
-from themis_lab.zoo.formats import BATCHES, idx_seeds
+from themis_integrations.data.binary import BATCHES, idx_seeds
 
 CONTAGIO = ("contagio-ben", "contagio-mal", "contagio-nopdfrate")
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
