@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 import themis
 from themis.data.readers import read_data
 from themis.data.seeds import read_seeds
-from themis.errors import UsageError
+from themis.errors import DataError, UsageError
 from themis.report.page import read_view
 from themis.runs.source import Origin
 
@@ -123,3 +123,9 @@ def test_names_must_cover_all_classes():
         UsageError, match="classes must be left out if the model's answers are not classes, got 3 names"
     ):
         themis.run(target, data, "brightness", classes=NAMES)
+
+
+@pytest.mark.parametrize("labels", [np.array(1j), np.array([1j, 0, 0])])
+def test_complex_labels_are_neither_names_nor_cut_to_real_numbers(labels):
+    with pytest.raises(DataError, match="labels must be real numbers"):
+        read_seeds((np.zeros((3, 2), np.float32), labels))

@@ -301,7 +301,7 @@ def are_names(labels: Any) -> bool:
     if isinstance(labels, list | tuple):
         return len(labels) > 0 and isinstance(labels[0], str)
     is_column = _library(labels) in FRAME_LIBRARIES and type(labels).__name__ in ("Series", "Index")
-    return is_column or (isinstance(labels, np.ndarray) and labels.dtype.kind not in "biuf")
+    return is_column or (isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind in "OUS")
 
 
 class CodedColumn(NamedTuple):
