@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-HELPERS = str(Path(__file__).parents[1] / "helpers")
+HELPERS = str(Path(__file__).parents[2] / "helpers")
 MEMORY = 100 << 20
 HUNG = 600
 """Seconds after which a command is taken to be stuck: on a busy machine, Ray takes minutes to start."""
