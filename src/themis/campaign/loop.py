@@ -329,7 +329,7 @@ def conclude(setup: Setup, state: State, start: Start, faults: Faults, reason: s
             seconds=Seconds(**state.clock.phases, total=0.0),
             environment=setup.environment,
             requests=setup.calculator.sent,
-            posterior_means=rescale(total, setup.scale).mean.cpu().numpy(),
+            posterior_means=rescale(total, setup.scale).mean.float().cpu().numpy(),
         )
     setup.sweep.measurer.end()
     return replace(run, seconds=Seconds(**state.clock.phases, total=state.clock.elapsed()))

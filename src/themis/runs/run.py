@@ -239,7 +239,7 @@ class Run:
     requests: dict[str, int] | None = None
     """What a black box was sent since the campaign was started or resumed: `inputs` in `calls`, of which some were
     `repeated` after an error; None for other models."""
-    posterior_means: NDArray[np.float64] | None = field(default=None, repr=False)
+    posterior_means: NDArray[np.float32] | None = field(default=None, repr=False)
     """The posterior mean of every neuron's sensitivity `[neurons]`, in the order of `start.layers` and in the units of
     `start.settings.scale`; None for a run that was opened from its folder."""
 

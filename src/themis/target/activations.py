@@ -6,7 +6,7 @@ after every pass.
 """
 
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import accumulate
@@ -41,6 +41,9 @@ ACTIVATIONS = frozenset(
     if (function := getattr(namespace, variant, None)) is not None
 )
 """Functions whose results are neurons. Softmax is not among them: it only rescales scores."""
+_KINDS_WITHOUT_ACTIVATIONS = "batchnorm conv dropout flatten instancenorm linear normalization padding pooling"
+MODULES_WITHOUT_ACTIVATIONS = {f"torch.nn.modules.{kind}" for kind in _KINDS_WITHOUT_ACTIVATIONS.split()}
+"""Where torch defines layers that call no activation function."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class Tracer(Protocol):
     def trace(self, inputs: Tensor, on_activation: OnActivation) -> Any:
         """Return `module(inputs)`; `on_activation` gets everything that can be a layer."""
 
-    def forward(self, inputs: Tensor, on_activation: OnActivation, names: Container[str]) -> Any:
+    def forward(self, inputs: Tensor, on_activation: OnActivation, names: Collection[str]) -> Any:
         """Return `module(inputs)`; `on_activation` gets the activations with these names."""
 
     def run(self, inputs: Tensor) -> Any:
@@ -115,9 +118,11 @@ class ActivationTracer(TorchFunctionMode):
         self.pure = {id(m) for m in module.modules() if m is not module and not [*m.children(), *m.parameters()]}
         # Torch's own activation modules return the function's result, so it can be reported at the call.
         self.plain = {id(m) for m in module.modules() if type(m).__module__ == nn.ReLU.__module__} & self.pure
+        # No activation function is called in these, so that hooks are needed only to see their results.
+        self.silent = {id(m) for m in self.submodules if _calls_no_activation(m)}
         self._begin(_ignore, None)
 
-    def _begin(self, on_activation: OnActivation, names: Container[str] | None) -> None:
+    def _begin(self, on_activation: OnActivation, names: Collection[str] | None) -> None:
         self.on_activation, self.names = on_activation, names
         self.stack = [id(self.module)]  # a pass takes place in the whole model, which therefore needs no hooks
         self.activated: set[int] = set()
@@ -128,7 +133,7 @@ class ActivationTracer(TorchFunctionMode):
         """Return `module(inputs)`; `on_activation` gets every activation and the result of every module."""
         return self._run(inputs, on_activation, None)
 
-    def forward(self, inputs: Tensor, on_activation: OnActivation, names: Container[str]) -> Any:
+    def forward(self, inputs: Tensor, on_activation: OnActivation, names: Collection[str]) -> Any:
         """Return `module(inputs)`; `on_activation` gets the named activations as they are computed.
 
         The model may overwrite a reported tensor later with an in-place operation: use it at once, or copy it.
@@ -138,11 +143,14 @@ class ActivationTracer(TorchFunctionMode):
     def run(self, inputs: Tensor) -> Any:
         return call_module(self.module, inputs)
 
-    def _run(self, inputs: Tensor, on_activation: OnActivation, names: Container[str] | None) -> Any:
+    def _run(self, inputs: Tensor, on_activation: OnActivation, names: Collection[str] | None) -> Any:
         self._begin(on_activation, names)
-        handles = []
+        hooked, handles = self.submodules, []
+        if names is not None:
+            wanted = {name.partition("#")[0] for name in names}
+            hooked = [each for each in hooked if id(each) not in self.silent or self.paths[id(each)] in wanted]
         try:
-            for module in self.submodules:
+            for module in hooked:
                 handles.append(module.register_forward_pre_hook(self._enter, prepend=True))
                 handles.append(module.register_forward_hook(self._leave))
             with self:
@@ -191,6 +199,12 @@ class ActivationTracer(TorchFunctionMode):
             if is_activation:
                 self.activation_results.add(name)
             self.on_activation(name, result)
+
+
+def _calls_no_activation(module: nn.Module) -> bool:
+    """Whether a module is a layer of torch's own without activation function, parametrisation or hooks."""
+    has_own_code = [*module.children(), *module._forward_hooks, *module._forward_pre_hooks]
+    return type(module).__module__ in MODULES_WITHOUT_ACTIVATIONS and not has_own_code
 
 
 def trace_activations(tracer: Tracer, inputs: Tensor, output: Callable[[Any], Tensor]) -> list[TracedActivation]:

@@ -317,9 +317,8 @@ class Target(TargetOptions):
                 module.training = training
             for each in saved:
                 each.put_back()
-            for each in saved:
-                if each.has_changed():
-                    each.restore()
+            for each in _changed(saved):
+                each.restore()
 
     def changed_tensors(self) -> list[str]:
         """Names of parameters and buffers that forward passes have changed since the target was opened.
@@ -327,7 +326,7 @@ class Target(TargetOptions):
         Integers are left out: they count passes, and answers hardly depend on them.
         """
         saved: list[_Saved] = self.__dict__.get("_saved", [])
-        return [each.path for each in saved if each.copy.is_floating_point() and each.has_changed()]
+        return [each.path for each in _changed([each for each in saved if each.copy.is_floating_point()])]
 
     def prepare(self, inputs: Tensor) -> Any:
         """Return raw `inputs` preprocessed: a tensor, or a list with one per input.
@@ -514,7 +513,8 @@ class _Saved:
     def name(self) -> str:
         return self.path.rpartition(".")[2]
 
-    def has_changed(self) -> bool:
+    def has_changed(self) -> bool | Tensor:
+        """Whether it has; a comparison of values on an accelerator is a tensor, for which nobody has waited yet."""
         tensor: Any = getattr(self.owner, self.name, None)
         is_plain = type(tensor) in (Tensor, nn.Parameter) and not self.copy.is_quantized
         if self.tensor is None or not is_plain or tensor.layout != torch.strided or tensor.is_meta:
@@ -523,9 +523,13 @@ class _Saved:
             return True
         if (tensor.shape, tensor.dtype, tensor.device) != (self.copy.shape, self.copy.dtype, self.copy.device):
             return False  # a cache that has grown, rather than statistics
-        if torch.equal(tensor, self.copy):  # many times as fast as `allclose`, which only values that are NaN need
-            return False
-        return not torch.allclose(tensor, self.copy, rtol=0, atol=0, equal_nan=True)
+        return not torch.equal(tensor, self.copy) if tensor.is_cpu else (tensor != self.copy).any()
+
+    def is_different(self) -> bool:
+        """Whether a tensor that seems to have changed is not merely NaN where it was NaN before."""
+        tensor = getattr(self.owner, self.name)
+        has_moved = tensor is self.tensor and self._has_moved(tensor)
+        return has_moved or not torch.allclose(tensor, self.copy, rtol=0, atol=0, equal_nan=True)
 
     def _has_moved(self, tensor: Tensor) -> bool:
         """Whether the tensor has other memory, or another part of it."""
@@ -546,6 +550,15 @@ class _Saved:
             if self._has_moved(self.tensor):
                 self.tensor.data = self.data
             self.tensor.copy_(self.copy)
+
+
+def _changed(saved: Sequence[_Saved]) -> list[_Saved]:
+    """Those that have changed; the host waits for an accelerator once rather than for each tensor."""
+    flags = [each.has_changed() for each in saved]
+    waited_for = [flag for flag in flags if isinstance(flag, Tensor)]
+    known = iter(torch.stack([flag.to(waited_for[0].device) for flag in waited_for]).tolist() if waited_for else [])
+    seem_changed = [next(known) if isinstance(flag, Tensor) else flag for flag in flags]
+    return [each for each, seems in zip(saved, seem_changed, strict=True) if seems and each.is_different()]
 
 
 def _save(module: nn.Module) -> list[_Saved]:

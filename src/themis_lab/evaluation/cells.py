@@ -261,7 +261,7 @@ def _describe_cost(result: Run) -> Record:
         "machine": name_machine(result.start.device),
         "all_tests": result.rounds[-1].tests,
         "all_passes": result.rounds[-1].passes,
-        "mean_sensitivity": None if means is None else float(np.mean(means)),
+        "mean_sensitivity": None if means is None else float(np.mean(means, dtype=np.float64)),
         "fault_rate": None if result.fault_rate is None else result.fault_rate.value,
     }
 
