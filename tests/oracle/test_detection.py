@@ -58,10 +58,11 @@ CHANGES = {
 }
 
 
-def test_what_happens_to_objects_is_compared_with_the_clean_answer():
+@pytest.mark.parametrize("matching", ["greedy", "hungarian"])
+def test_what_happens_to_objects_is_compared_with_the_clean_answer(matching):
     clean = detections(*[CLEAN] * len(CHANGES))
     outputs = detections(*(rows for rows, _, _ in CHANGES.values()))
-    verdict = Detection().compare(clean, outputs, None)
+    verdict = Detection(matching=matching).compare(clean, outputs, None)
     assert dict(zip(CHANGES, names(verdict), strict=True)) == {key: name for key, (_, name, _) in CHANGES.items()}
     assert verdict.margin.tolist() == pytest.approx([margin for _, _, margin in CHANGES.values()], abs=1e-5)
     assert verdict.is_fault.tolist() == [name != "kept" for _, name, _ in CHANGES.values()]
@@ -101,16 +102,18 @@ def test_a_crowd_takes_any_number_of_detections():
     labels = objects([[0, 0, 10, 10, CAT], [30, 0, 90, 10, crowd]])
     clean = detections([box(0, 0.9, CAT)])
     outputs = detections([box(0, 0.9, CAT), box(40, 0.8, CAT), box(60, 0.7, CAT)])
-    verdict = Detection().compare(clean, outputs, labels)
-    assert names(verdict) == ["kept"]
-    assert verdict.value.item() == 1
+    for matching in ("greedy", "hungarian"):
+        verdict = Detection(matching=matching).compare(clean, outputs, labels)
+        assert names(verdict) == ["kept"]
+        assert verdict.value.item() == 1
     outputs[0, 2, 5] = DOG  # nobody has seen dogs in the crowd
     assert names(Detection().compare(clean, outputs, labels)) == ["spurious dog"]
 
 
-def test_objects_are_matched_greedily_in_the_order_of_scores():
+def test_greedy_matching_can_lose_an_object_that_the_best_matching_keeps():
     clean = detections([box(0, 0.9, CAT), box(6, 0.8, CAT)])
     outputs = detections([box(3.2, 0.9, CAT), box(8, 0.8, CAT)])  # the first fits both, the second only the second
+    assert names(Detection(0.5, matching="hungarian").compare(clean, outputs, None)) == ["kept"]
     assert names(Detection(0.5).compare(clean, outputs, None)) == ["cat moved"]
 
 
@@ -142,12 +145,12 @@ def test_an_outcome_says_what_happened_to_which_class():
 def test_its_name_has_all_settings():
     assert choose_oracle("detection") == Detection()
     assert choose_oracle("detection:0.75") == Detection(0.75)
-    assert choose_oracle("detection:0.75,score=0.3") == Detection(0.75, 0.3)
+    assert choose_oracle("detection:0.75,score=0.3,match=hungarian") == Detection(0.75, 0.3, "hungarian")
     assert choose_oracle("detection:score=0.3") == Detection(least_score=0.3)
     for name, message in {
         "detection:1": "a number between 0 and 1",
         "detection:0.5,score=2": "a number between 0 and 1, got 'detection:score=2'",
-        "detection:0.5,match=best": "an IoU and score=NUMBER, got 'match=best'",
+        "detection:0.5,match=best": "match=greedy or match=hungarian, got 'match=best'",
     }.items():
         with pytest.raises(UsageError, match=message):
             choose_oracle(name)

@@ -7,6 +7,8 @@ An object, which is a label, is `(left, top, right, bottom, class)`. Rows of cla
 `-2 - c` is a crowd of class c: a region in which nobody has counted, so that nothing found in it is wrong.
 """
 
+from typing import Literal
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -58,10 +60,13 @@ def by_score(detections: Tensor) -> Tensor:
     return detections.gather(1, order[..., None].expand_as(detections))
 
 
+Matching = Literal["greedy", "hungarian"]
 UNMATCHED = -1
 
 
-def match(overlaps: Tensor, is_pair: Tensor, is_optional: Tensor, is_crowd: Tensor) -> Tensor:
+def match(
+    overlaps: Tensor, is_pair: Tensor, is_optional: Tensor, is_crowd: Tensor, matching: Matching = "greedy"
+) -> Tensor:
     """Return the object of each detection, `[tests, detections]`, or `UNMATCHED`.
 
     overlaps `[tests, detections, objects]`; the detections are in descending order of scores. is_pair: which pairs may
@@ -71,19 +76,41 @@ def match(overlaps: Tensor, is_pair: Tensor, is_optional: Tensor, is_crowd: Tens
     n_objects = overlaps.shape[2]
     if n_objects == 0:
         return torch.full(overlaps.shape[:2], UNMATCHED, device=overlaps.device)
-    n_tests, n_detections = overlaps.shape[:2]
+    assign = _assign_hungarian if matching == "hungarian" else _assign_greedily
+    matched = assign(overlaps, is_pair & ~is_crowd[:, None], is_optional)
+    share, place = torch.where(is_pair & is_crowd[:, None], overlaps, -torch.inf).flip(2).max(2)
+    return torch.where((matched == UNMATCHED) & (share > -torch.inf), n_objects - 1 - place, matched)
+
+
+def _assign_greedily(overlaps: Tensor, is_pair: Tensor, is_optional: Tensor) -> Tensor:
+    """The object of each detection if the detection with the highest score chooses first."""
+    n_tests, n_detections, n_objects = overlaps.shape
     matched = torch.full((n_tests, n_detections), UNMATCHED, device=overlaps.device)
     is_free = torch.ones(n_tests, n_objects, dtype=torch.bool, device=overlaps.device)
     # Required objects come first whatever their overlap; of equals, COCO takes the last.
     worth = overlaps + 2.0 * (~is_optional).to(overlaps.dtype)[:, None]
-    rank = torch.where(is_pair & ~is_crowd[:, None], worth, -torch.inf).flip(2)
+    rank = torch.where(is_pair, worth, -torch.inf).flip(2)
     for k in range(n_detections):
         best, place = rank[:, k].masked_fill(~is_free, -torch.inf).max(1)
         is_found = best > -torch.inf
         matched[:, k] = torch.where(is_found, n_objects - 1 - place, UNMATCHED)
         is_free &= ~torch.zeros_like(is_free).scatter_(1, place[:, None], is_found[:, None])
-    share, place = torch.where(is_pair & is_crowd[:, None], overlaps, -torch.inf).flip(2).max(2)
-    return torch.where((matched == UNMATCHED) & (share > -torch.inf), n_objects - 1 - place, matched)
+    return matched
+
+
+def _assign_hungarian(overlaps: Tensor, is_pair: Tensor, is_optional: Tensor) -> Tensor:
+    """The object of each detection if the total overlap is to be as large as possible."""
+    from scipy.optimize import linear_sum_assignment
+
+    matched = torch.full(overlaps.shape[:2], UNMATCHED)
+    # Any pair is better than none, and one more required object better than any overlaps of optional ones.
+    worth = overlaps.detach() + torch.where(is_optional, 1.0, 2.0 * (1 + overlaps.shape[2]))[:, None]
+    worths = torch.where(is_pair, worth, 0.0).cpu().double().numpy()
+    for test, of_test in enumerate(worths):
+        rows, columns = linear_sum_assignment(of_test, maximize=True)
+        is_real = of_test[rows, columns] > 0
+        matched[test, torch.from_numpy(rows[is_real])] = torch.from_numpy(columns[is_real])
+    return matched.to(overlaps.device)
 
 
 def are_matched(matched: Tensor, n_objects: int) -> Tensor:

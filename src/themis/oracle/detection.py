@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from themis.oracle.boxes import (
     SCORE,
     TINY,
     UNMATCHED,
+    Matching,
     are_crowds,
     are_in_crowd,
     are_matched,
@@ -46,7 +47,7 @@ LOST, MISTAKEN, MOVED, SPURIOUS = range(4)
 """What can happen to an object."""
 CLASS_BITS = 14
 CLASS_NUMBERS = 1 << CLASS_BITS
-SPEC_EXAMPLE = "detection:0.5 or detection:0.5,score=0.3"
+SPEC_EXAMPLE = "detection:0.5 or detection:0.5,score=0.3,match=hungarian"
 
 
 def _outcome_of(kind: Tensor | int, class_number: Tensor, mistaken_for: Tensor | int = 0) -> Tensor:
@@ -114,6 +115,7 @@ class Detection(Oracle):
     is_spatial: ClassVar[bool] = True
     least_overlap: float = OVERLAP
     least_score: float = LEAST_SCORE
+    matching: Matching = "greedy"
 
     @staticmethod
     def parse(text: str) -> Detection:
@@ -124,15 +126,18 @@ class Detection(Oracle):
                 oracle = replace(oracle, least_overlap=read_number(part, "detection", SPEC_EXAMPLE, 0, 1))
             elif name == "score":
                 oracle = replace(oracle, least_score=read_number(value, "detection:score=", SPEC_EXAMPLE, 0, 1))
+            elif name == "match" and value in get_args(Matching):
+                oracle = replace(oracle, matching=value)  # type: ignore[arg-type]
             else:
                 raise UsageError(
-                    f"oracle 'detection' must be followed by an IoU and score=NUMBER, got {part!r}: write "
-                    f"{SPEC_EXAMPLE}"
+                    "oracle 'detection' must be followed by an IoU, score=NUMBER and match=greedy or match=hungarian, "
+                    f"got {part!r}: write {SPEC_EXAMPLE}"
                 )
         return oracle
 
     def spec(self) -> str:
-        return f"detection:{self.least_overlap!r},score={self.least_score!r}"
+        matching = "" if self.matching == "greedy" else f",match={self.matching}"
+        return f"detection:{self.least_overlap!r},score={self.least_score!r}{matching}"
 
     def describe(self) -> str:
         return (
@@ -219,7 +224,7 @@ class Detection(Oracle):
         is_same = answers.classes[:, :, None] == objects.classes[:, None]
         is_near = overlaps >= self.least_overlap
         is_pair = is_same & is_near & answers.is_answer[:, :, None]
-        matched = match(overlaps, is_pair, ~objects.is_required, objects.is_crowd)
+        matched = match(overlaps, is_pair, ~objects.is_required, objects.is_crowd, self.matching)
         is_found = are_matched(matched, n_objects)
         is_broken = objects.is_required & ~is_found
         is_left = answers.is_answer & (matched == UNMATCHED)
@@ -287,7 +292,7 @@ class Detection(Oracle):
         overlaps = _overlaps(clean, Objects(boxes, boxes, classes, is_object, is_crowd, is_object))
         is_pair = (answered[:, :, None] == classes[:, None]) & (answered >= 0)[:, :, None]
         is_pair &= overlaps >= self.least_overlap
-        matched = match(overlaps, is_pair, ~is_object, is_crowd)
+        matched = match(overlaps, is_pair, ~is_object, is_crowd, self.matching)
         is_found = are_matched(matched, classes.shape[1]) & is_object
         extra = torch.where(matched == UNMATCHED, answered, PADDING)  # found wrongly on the clean input
         boxes = torch.cat([boxes, clean.boxes], 1)
