@@ -135,8 +135,8 @@ def measure_stability(search: Search, seeds: Seeds, n_tests: int, n_sets: int) -
     for own in sets:
         result = search(own, policy="random", max_tests=max(n_tests // n_sets, 1), uniform_share=1.0, **BUDGET_ALONE)
         assert result.posterior_means is not None  # the campaign has just been run
-        means.append(result.posterior_means)
-    return describe_deviations(np.stack(means).astype(np.float64)) | {
+        means.append(result.posterior_means.astype(np.float64))
+    return describe_deviations(np.stack(means)) | {
         "sets": n_sets,
         "tests": max(n_tests // n_sets, 1),
     }
