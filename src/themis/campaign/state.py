@@ -64,80 +64,71 @@ class Clock:
         self.phases = {phase: self.phases[phase] + state[phase] for phase in PHASES}
 
 
-_NONE = np.zeros(0, dtype=np.int64)
-NO_TESTS = Tests(_NONE, _NONE, np.zeros((0, 1), dtype=np.float32), _NONE, np.zeros(0, dtype=np.str_))
-
-
 @dataclass
-class PartialRound:
-    """The round being measured: the tests proposed last, all of one stream, and their results so far.
+class ProposedTests:
+    """Tests of one stream that were proposed together, and the results of those that have been run."""
 
-    n_unproposed: tests of the round that have not been proposed yet. pending: the last of the tests, which have not
-    been run. following: tests of the search that were proposed together with those of the uniform stream, and come
-    after them.
-    """
-
-    n_unproposed: int
-    stream: str = "uniform"
-    tests: Tests = NO_TESTS
+    stream: str
+    tests: Tests
     results: list[Results] = field(default_factory=list)
-    pending: Tests = NO_TESTS
-    following: Tests = NO_TESTS
+
+    @property
+    def n_run(self) -> int:
+        """The number of tests that have been run."""
+        return sum(map(len, self.results))
 
     @property
     def n_pending(self) -> int:
-        """The number of proposed tests that have not been run."""
-        return len(self.pending) + len(self.following)
+        """The number of tests that have not been run."""
+        return len(self.tests) - self.n_run
 
-    def propose(self, uniform: Tests, search: Tests) -> None:
-        """Take the next tests, first those of the uniform stream; the tests before have been run."""
-        self.n_unproposed -= len(uniform) + len(search)
-        self.stream, self.tests, self.following = "uniform", uniform, search
-        self.results, self.pending = [], uniform
-        if not len(uniform):
-            self.advance()
-
-    def advance(self) -> None:
-        """Go on to the tests of the search; those of the uniform stream have been run."""
-        self.stream, self.tests, self.following = "search", self.following, NO_TESTS
-        self.results, self.pending = [], self.tests
-
-    def truncate(self, n: int) -> None:
-        """Keep only the first `n` of the proposed tests that have not been run."""
-        n_done, n_here = len(self.tests) - len(self.pending), min(n, len(self.pending))
-        self.tests, self.pending = self.tests[: n_done + n_here], self.pending[:n_here]
-        self.following = self.following[: n - n_here]
+    @property
+    def pending(self) -> Tests:
+        """The tests that have not been run."""
+        return self.tests[self.n_run :]
 
     def state(self) -> dict[str, Any]:
-        portions = {self.stream: _saved_portion(self.tests, self.results)}
-        if len(self.following):
-            portions["search"] = _saved_portion(self.following, [])
-        return {"left_to_propose": self.n_unproposed, **portions}
+        done = vars(Results.join(self.results)) if self.results else {}
+        kinds, kind = np.unique(self.tests.kind, return_inverse=True)
+        return {
+            "tests": {**vars(self.tests), "kind": kind},
+            "kinds": kinds.tolist(),
+            "results": {name: column for name, column in done.items() if column is not None},
+        }
 
     @staticmethod
-    def of(state: dict[str, Any]) -> PartialRound:
+    def of(stream: str, saved: dict[str, Any]) -> ProposedTests:
         """From a state."""
-        first, *others = [stream for stream in STREAMS if stream in state]
-        tests, results = _restored_portion(state[first])
-        following = _restored_portion(state["search"])[0] if others else NO_TESTS
-        pending = tests[sum(map(len, results)) :]
-        return PartialRound(state["left_to_propose"], first, tests, results, pending, following)
+        kinds, columns = np.array(saved["kinds"], dtype=np.str_), saved["tests"]
+        results = [Results(**{"gradient": None, **saved["results"]})] if saved["results"] else []
+        return ProposedTests(stream, Tests(**{**columns, "kind": kinds[columns["kind"]]}), results)
 
 
-def _saved_portion(tests: Tests, results: list[Results]) -> dict[str, Any]:
-    done = vars(Results.join(results)) if results else {}
-    kinds, kind = np.unique(tests.kind, return_inverse=True)
-    return {
-        "tests": {**vars(tests), "kind": kind},
-        "kinds": kinds.tolist(),
-        "results": {name: column for name, column in done.items() if column is not None},
-    }
+@dataclass
+class Proposal:
+    """Tests that were proposed together, those of the uniform stream first, and that the policy has not learned from.
 
+    open_neurons: those that ascents among the tests aim at. round_end: the number of tests at which its round ends.
+    """
 
-def _restored_portion(saved: dict[str, Any]) -> tuple[Tests, list[Results]]:
-    kinds, columns = np.array(saved["kinds"], dtype=np.str_), saved["tests"]
-    tests = Tests(**{**columns, "kind": kinds[columns["kind"]]})
-    return tests, [Results(**{"gradient": None, **saved["results"]})] if saved["results"] else []
+    parts: list[ProposedTests]
+    open_neurons: Tensor
+    round_end: int
+
+    @property
+    def n_pending(self) -> int:
+        """The number of tests that have not been run."""
+        return sum(part.n_pending for part in self.parts)
+
+    def state(self) -> dict[str, Any]:
+        parts = {part.stream: part.state() for part in self.parts}
+        return {"open_neurons": self.open_neurons, "round_end": self.round_end, **parts}
+
+    @staticmethod
+    def of(saved: dict[str, Any], device: torch.device) -> Proposal:
+        """From a state."""
+        parts = [ProposedTests.of(stream, _as_arrays(saved[stream])) for stream in STREAMS if stream in saved]
+        return Proposal(parts, saved["open_neurons"].to(device), saved["round_end"])
 
 
 @dataclass
@@ -165,7 +156,8 @@ class State:
     """Sums for the calibration of the uniform stream; None in tasks without classes or without labels."""
     wide_chunk: int | None = None
     """See `Graphs`."""
-    partial_round: PartialRound | None = None
+    proposals: list[Proposal] = field(default_factory=list)
+    """Those that the policy has not learned from, in the order in which they are run."""
     rounds: list[Round] = field(default_factory=list)
 
     @staticmethod
@@ -207,6 +199,35 @@ class State:
             if is_shape_sample:
                 self.shape.add(differences)
 
+    @property
+    def pending(self) -> list[tuple[Proposal, ProposedTests]]:
+        """The proposed tests of which some have not been run, with their proposals."""
+        return [(proposal, part) for proposal in self.proposals for part in proposal.parts if part.n_pending]
+
+    @property
+    def n_pending(self) -> int:
+        """The number of tests that were proposed and have not been run."""
+        return sum(proposal.n_pending for proposal in self.proposals)
+
+    @property
+    def is_round_open(self) -> bool:
+        """Whether tests of a round have been run that was not judged."""
+        return self.tally.tests > (self.rounds[-1].tests if self.rounds else 0)
+
+    @property
+    def is_round_complete(self) -> bool:
+        """Whether all tests of the open round have been run."""
+        return self.is_round_open and self.tally.tests in [proposal.round_end for proposal in self.proposals]
+
+    def limit(self, n: int) -> None:
+        """Keep only the first `n` of the tests that have not been run, proposed or not."""
+        end = self.tally.tests + n
+        for proposal in self.proposals:
+            proposal.round_end = min(proposal.round_end, end)
+            for part in proposal.parts:
+                kept = min(n, part.n_pending)
+                part.tests, n = part.tests[: part.n_run + kept], n - kept
+
     def total_moments(self) -> Moments:
         """The moments of both streams together."""
         return self.moments["uniform"].moments().merge(self.moments["search"].moments())
@@ -224,7 +245,7 @@ class State:
             "seen": self.novelty.state,
             "open_neurons": self.open_neurons,
             "gaps": self.gaps,
-            "under_way": None if self.partial_round is None else self.partial_round.state(),
+            "proposals": {str(k): proposal.state() for k, proposal in enumerate(self.proposals)},
             "passes": self.passes,
             "chunk": self.chunk,
             "wide_chunk": self.wide_chunk,
@@ -253,6 +274,8 @@ class State:
 
     def _restore(self, checkpoint: Checkpoint, setup: Setup) -> None:
         tree = _join(checkpoint.values, "", checkpoint.arrays)
+        if "proposals" not in tree:
+            raise StoreError(OTHER_VERSION)
         device = setup.calculator.device
         for stream, accumulator in self.moments.items():
             accumulator.restore(tree["moments"][stream])
@@ -269,8 +292,7 @@ class State:
             self.criterion.restore(criterion_state, self.tally.tests - self.tally.dropped, layout)
         self.novelty.state = tree["seen"].numpy()
         self.open_neurons = tree["open_neurons"].to(device)
-        saved_round = tree["under_way"]
-        self.partial_round = None if saved_round is None else PartialRound.of(_as_arrays(saved_round))
+        self.proposals = [Proposal.of(saved, device) for saved in tree["proposals"].values()]
         gaps = tree.get("gaps")  # earlier versions had none
         self.gaps = None if gaps is None or self.gaps is None else gaps.numpy()
         self.passes = tree["passes"]
