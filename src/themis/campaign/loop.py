@@ -100,6 +100,8 @@ def run_round(setup: Setup, state: State, recorder: Recorder) -> None:
         with recorder.atomic():
             _measure(setup, state, recorder)
         recorder.keep(checkpoint)
+    with recorder.atomic():
+        _propose(setup, state)
     _end_round(setup, state, recorder)
     recorder.keep(checkpoint)
 
@@ -119,14 +121,16 @@ def _propose(setup: Setup, state: State) -> None:
     while True:
         first = state.tally.tests + state.n_pending
         is_ahead = state.policy.can_be_ahead and first >= AHEAD_FROM
-        round_end = max((proposal.round_end for proposal in state.proposals), default=first)
+        if state.is_round_complete and not is_ahead:
+            return
+        round, round_end = _last_round(state)
         with state.clock.timed("search"):
             _observe(state, n_kept=int(is_ahead))
             n_waiting = sum(proposal.n_pending > 0 or not proposal.parts for proposal in state.proposals)
             if n_waiting > is_ahead or (first == round_end and is_spent(setup, state, first)):
                 return
             if first == round_end:
-                round_end += next_round_size(setup, state, first)
+                round, round_end = round + 1, round_end + next_round_size(setup, state, first)
             uniform, search = _next_tests(setup, state, round_end)
             n = max(0, n_affordable(setup, state, uniform, search) - state.n_pending)
             if n < len(uniform) + len(search):  # ascents cost more than the size of the round allowed for
@@ -135,9 +139,16 @@ def _propose(setup: Setup, state: State) -> None:
             proposed = [
                 ProposedTests(stream, state.novelty.ensure(tests)) for stream, tests in parts.items() if len(tests)
             ]
-            state.proposals.append(Proposal(proposed, state.open_neurons, round_end))
+            state.proposals.append(Proposal(proposed, state.open_neurons, round, round_end))
         if not n:
             return
+
+
+def _last_round(state: State) -> tuple[int, int]:
+    """The number of the last round of which tests were proposed, and the number of tests at which it ends."""
+    if not state.proposals:
+        return len(state.rounds), state.tally.tests
+    return state.proposals[-1].round, state.proposals[-1].round_end
 
 
 def _observe(state: State, n_kept: int) -> None:
@@ -240,7 +251,7 @@ def _planned(setup: Setup, state: State) -> Iterator[Portion]:
         neurons = None if part.stream == "uniform" else proposal.open_neurons
         yield portion_of(part.stream, part.pending, neurons)
     first, n_uniform, share = state.tally.tests + state.n_pending, _n_uniform(state), setup.settings.uniform_share
-    round_end, is_next = max((proposal.round_end for proposal in state.proposals), default=first), True
+    round_end, is_next = _last_round(state)[1], True
     while share and not is_spent(setup, state, first):
         if first == round_end:
             round_end += next_round_size(setup, state, first)

@@ -108,11 +108,13 @@ class ProposedTests:
 class Proposal:
     """Tests that were proposed together, those of the uniform stream first, and that the policy has not learned from.
 
-    open_neurons: those that ascents among the tests aim at. round_end: the number of tests at which its round ends.
+    open_neurons: those that ascents among the tests aim at. round: the number of its round. round_end: the number of
+    tests at which that ends.
     """
 
     parts: list[ProposedTests]
     open_neurons: Tensor
+    round: int
     round_end: int
 
     @property
@@ -122,13 +124,13 @@ class Proposal:
 
     def state(self) -> dict[str, Any]:
         parts = {part.stream: part.state() for part in self.parts}
-        return {"open_neurons": self.open_neurons, "round_end": self.round_end, **parts}
+        return {"open_neurons": self.open_neurons, "round": self.round, "round_end": self.round_end, **parts}
 
     @staticmethod
     def of(saved: dict[str, Any], device: torch.device) -> Proposal:
         """From a state."""
         parts = [ProposedTests.of(stream, _as_arrays(saved[stream])) for stream in STREAMS if stream in saved]
-        return Proposal(parts, saved["open_neurons"].to(device), saved["round_end"])
+        return Proposal(parts, saved["open_neurons"].to(device), saved["round"], saved["round_end"])
 
 
 @dataclass
@@ -217,7 +219,11 @@ class State:
     @property
     def is_round_complete(self) -> bool:
         """Whether all tests of the open round have been run."""
-        return self.is_round_open and self.tally.tests in [proposal.round_end for proposal in self.proposals]
+        if not self.is_round_open or not self.proposals:
+            return self.is_round_open
+        number, last = len(self.rounds) + 1, self.proposals[-1]
+        is_all_proposed = last.round > number or last.round_end <= self.tally.tests
+        return is_all_proposed and all(proposal.round > number for proposal, _ in self.pending)
 
     def limit(self, n: int) -> None:
         """Keep only the first `n` of the tests that have not been run, proposed or not."""
