@@ -157,7 +157,7 @@ def test_scheduled_leaves_seeds_that_withstand_and_learns_how_far_margins_fall()
     for _ in range(10):
         # As if the policy had proposed them.
         spreads = Arithmetic(where).spreads_above(policy.state)
-        policy._wait(every.number, np.arange(100), np.zeros(100, dtype=np.int64), spreads)
+        policy.state["waiting"] = np.stack([every.number, np.arange(100), np.zeros(100), spreads], 1)
         policy.observe(every, results(every, held))
     after = worth_of(policy, where) * (KEPT_MARGIN_OFFSET + policy.state["margin"] / np.maximum(where.margin, 1e-12))
     before *= 1 + KEPT_MARGIN_OFFSET

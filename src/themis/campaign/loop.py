@@ -17,7 +17,7 @@ from torch import Tensor
 from themis.campaign.interrupt import Terminated
 from themis.campaign.recorder import Recorder
 from themis.campaign.setup import CampaignCriterion, Setup, describe_start
-from themis.campaign.state import Proposal, ProposedTests, State
+from themis.campaign.state import Proposal, State
 from themis.judge import choose_judge
 from themis.judge.calibration import Calibration, calibration_error, sum_gaps
 from themis.judge.coverage import Coverage, Judge, Sample, cover, exact, rescale
@@ -114,20 +114,19 @@ def _checkpoint(setup: Setup, state: State) -> Checkpoint:
 def _propose(setup: Setup, state: State) -> None:
     """Propose the tests that are due.
 
-    At first, the policy learns the results of its last proposal before it makes the next one. Later, it makes the next
-    one when the tests of the last one begin, from the results of those before them, so that the next tests are known
-    while these run, here or in any number of workers.
+    At first, the policy learns the results of its last tests before it proposes the next ones. Later, it proposes those
+    when the last ones begin, from the results of the ones before: the next tests are then known while these run.
     """
     while True:
         first = state.tally.tests + state.n_pending
         is_ahead = state.policy.can_be_ahead and first >= AHEAD_FROM
         if state.is_round_complete and not is_ahead:
             return
-        round, round_end = _last_round(state)
         with state.clock.timed("search"):
-            _observe(state, n_kept=int(is_ahead))
-            n_waiting = sum(proposal.n_pending > 0 or not proposal.parts for proposal in state.proposals)
-            if n_waiting > is_ahead or (first == round_end and is_spent(setup, state, first)):
+            round, round_end = _last_round(state)
+            _observe(state, is_ahead=is_ahead)
+            waiting = {each.number for each in state.proposals if len(each.pending) or not len(each.tests)}
+            if len(waiting) > is_ahead or (first == round_end and is_spent(setup, state, first)):
                 return
             if first == round_end:
                 round, round_end = round + 1, round_end + next_round_size(setup, state, first)
@@ -135,11 +134,10 @@ def _propose(setup: Setup, state: State) -> None:
             n = max(0, n_affordable(setup, state, uniform, search) - state.n_pending)
             if n < len(uniform) + len(search):  # ascents cost more than the size of the round allowed for
                 round_end = first + n
-            parts = {"uniform": uniform[:n], "search": search[: max(0, n - len(uniform))]}
-            proposed = [
-                ProposedTests(stream, state.novelty.ensure(tests)) for stream, tests in parts.items() if len(tests)
-            ]
-            state.proposals.append(Proposal(proposed, state.open_neurons, round, round_end))
+            for stream, tests in ("uniform", uniform[:n]), ("search", search[: max(0, n - len(uniform))]):
+                if len(tests) or not n:
+                    tests = state.novelty.ensure(tests)
+                    state.proposals.append(Proposal(first, stream, tests, state.open_neurons, round, round_end))
         if not n:
             return
 
@@ -151,12 +149,14 @@ def _last_round(state: State) -> tuple[int, int]:
     return state.proposals[-1].round, state.proposals[-1].round_end
 
 
-def _observe(state: State, n_kept: int) -> None:
-    """Let the policy learn from the proposals that have been run, except the last `n_kept` proposals."""
-    while len(state.proposals) > n_kept and not state.proposals[0].n_pending:
-        for part in state.proposals.pop(0).parts:
-            if len(part.tests):  # else a budget has cut them off
-                state.policy.observe(part.tests, Results.join(part.results))
+def _observe(state: State, *, is_ahead: bool) -> None:
+    """Let the policy learn from the tests that have been run; if it is ahead, not from those proposed last."""
+    while (proposals := state.proposals) and not len(proposals[0].pending):
+        if is_ahead and proposals[0].number == proposals[-1].number:
+            return
+        proposal = proposals.pop(0)
+        if len(proposal.tests):  # else a budget has cut them off
+            state.policy.observe(proposal.tests, Results.join(proposal.results))
 
 
 def _next_tests(setup: Setup, state: State, round_end: int) -> tuple[Tests, Tests]:
@@ -179,23 +179,23 @@ def _next_tests(setup: Setup, state: State, round_end: int) -> tuple[Tests, Test
 
 def _n_uniform(state: State) -> int:
     """The number of tests of the uniform stream that have been run or proposed."""
-    return state.tally.uniform_tests + sum(part.n_pending for _, part in state.pending if part.stream == "uniform")
+    return state.tally.uniform_tests + sum(len(each.pending) for each in state.pending if each.stream == "uniform")
 
 
 def _measure(setup: Setup, state: State, recorder: Recorder) -> None:
     """Run the next chunk of the proposed tests, fold it, count its results and record its faults."""
-    settings, planned, (_, part) = setup.settings, _planned(setup, state), state.pending[0]
+    settings, planned, proposal = setup.settings, _planned(setup, state), state.pending[0]
     with state.clock.timed("measure"):
         measurement = setup.sweep.measurer.measure(
             next(planned),
             lambda: planned,
             None if settings.max_passes is None else settings.max_passes - state.passes,
         )
-        tests, stream = part.pending[: len(measurement.results)], part.stream
+        tests, stream = proposal.pending[: len(measurement.results)], proposal.stream
         state.add(tests, measurement, stream, is_shape_sample=stream == "uniform" or settings.uniform_share == 0)
     with state.clock.timed("search"):
         recorder.add_faults(setup, tests, measurement, len(state.rounds) + 1, stream)
-        part.results.append(measurement.results)
+        proposal.results.append(measurement.results)
         if (n := n_affordable(setup, state)) < state.n_pending:
             state.limit(n)
 
@@ -218,16 +218,14 @@ def _judge_partial_round(setup: Setup, state: State, recorder: Recorder) -> None
         recorder.keep(None, now=True)
 
 
-def _choose_objective(
-    setup: Setup, state: State, open_neurons: Tensor | None, tests: Tests
-) -> tuple[Tests, Objective | None]:
+def _choose_objective(setup: Setup, state: State, proposal: Proposal, tests: Tests) -> tuple[Tests, Objective | None]:
     """The first of some tests that share an objective, and that objective; None if they have none.
 
-    An objective is what gradient ascent on theta maximises. open_neurons: None for tests of the uniform stream.
+    An objective is what gradient ascent on theta maximises.
     """
-    if open_neurons is None:
+    if proposal.stream == "uniform":
         return tests, None
-    ascent = Objective(open_neurons, setup.scale, MARGIN_ASCENT)
+    ascent = Objective(proposal.open_neurons, setup.scale, MARGIN_ASCENT)
     if state.policy.needs_gradient:
         criterion = setup.criterion
         joint = criterion and state.policy.objective(criterion.criterion, setup.calculator, int(tests.number[0]))
@@ -244,12 +242,9 @@ def _planned(setup: Setup, state: State) -> Iterator[Portion]:
     Those depend on no result; unless a budget ends a round, they will be the ones that are proposed.
     """
 
-    def portion_of(stream: str, tests: Tests, neurons: Tensor | None = None, *, is_next: bool = True) -> Portion:
-        return Portion(stream, tests, state.moments[stream], partial(_choose_objective, setup, state, neurons), is_next)
-
-    for proposal, part in state.pending:
-        neurons = None if part.stream == "uniform" else proposal.open_neurons
-        yield portion_of(part.stream, part.pending, neurons)
+    for each in state.pending:
+        choose = partial(_choose_objective, setup, state, each)
+        yield Portion(each.stream, each.pending, state.moments[each.stream], choose)
     first, n_uniform, share = state.tally.tests + state.n_pending, _n_uniform(state), setup.settings.uniform_share
     round_end, is_next = _last_round(state)[1], True
     while share and not is_spent(setup, state, first):
@@ -258,7 +253,7 @@ def _planned(setup: Setup, state: State) -> Iterator[Portion]:
         end = stage_end(first, round_end, share)
         tests = uniform_tests_due(setup, first, n_uniform, end)
         if len(tests):
-            yield portion_of("uniform", tests, is_next=is_next)
+            yield Portion("uniform", tests, state.moments["uniform"], lambda tests: (tests, None), is_next)
         first, n_uniform, is_next = end, n_uniform + len(tests), False  # the policy proposes the rest of the stage
 
 
@@ -307,6 +302,7 @@ def conclude(setup: Setup, state: State, start: Start, faults: Faults, reason: s
     tally, coverage = state.tally, state.rounds[-1].coverage
     tests_by_seed, faults_by_seed = tally.uniform_tests_by_seed, tally.uniform_faults_by_seed
     decision = current_decision(setup, state)
+    _observe(state, is_ahead=False)  # what was saved before has not learned from the last tests
     with state.clock.timed("judge"):
         uniform = state.moments["uniform"].moments()
         scale = None if setup.scale is None else setup.scale[setup.panel_neurons]
@@ -393,16 +389,16 @@ def _is_dead(clean: Moments, moments: Moments) -> Tensor:
     return (clean.m2 == 0) & (moments.m2 == 0) & (moments.mean == 0)
 
 
-ROUND_SIZE, ROUND_SHARE = 640, 16
+ROUND_SIZE, ROUND_SHARE = 640, 12
 """Tests per round, unless five chunks are more, or this part of the tests run so far: the longer a campaign, the less a
 single test changes what is known."""
 DECISION_SIZE, DECISION_SHARE = 50, 16
 """The same if the campaign is to decide a claim, which is looked at after every round."""
 LEAST_ROUND, ROUNDS = 160, 20
 """If the policy follows a criterion: the smallest round, and the number of rounds that a budget is divided into."""
-FIRST_PORTION, PORTION, PORTIONS = 16, 128, 16
+FIRST_PORTION, PORTION, PORTIONS = 16, 128, 20
 """Tests that a policy proposes before it learns their results: at first 16, then as many as have been run, up to 128,
-then a chunk, then a sixteenth of the tests run so far, in powers of 2. It learns as often as that changes what it
+then a chunk, then a twentieth of the tests run so far, in powers of 2. It learns as often as that changes what it
 knows, at little cost."""
 AHEAD_FROM = PORTION * PORTIONS
 """From this test on, the policy makes its next proposal when the tests of the last one begin. Earlier tests teach it so
@@ -475,7 +471,7 @@ def uniform_tests_due(setup: Setup, first: int, n_uniform: int, end: int) -> Tes
 
 def n_affordable(setup: Setup, state: State, *following: Tests) -> int:
     """How many of the pending tests, and of those that follow them, the remaining passes suffice for."""
-    tests, max_passes = [*(part.pending for _, part in state.pending), *following], setup.settings.max_passes
+    tests, max_passes = [*(each.pending for each in state.pending), *following], setup.settings.max_passes
     n_tests = sum(map(len, tests))
     if max_passes is None or not n_tests:
         return n_tests

@@ -65,72 +65,47 @@ class Clock:
 
 
 @dataclass
-class ProposedTests:
-    """Tests of one stream that were proposed together, and the results of those that have been run."""
+class Proposal:
+    """Tests of one stream that were proposed, and the results of those that have been run.
 
+    number: that of the first test that was proposed together with them. open_neurons: those that ascents aim at.
+    round, round_end: the number of their round, and of the tests at its end.
+    """
+
+    number: int
     stream: str
     tests: Tests
+    open_neurons: Tensor
+    round: int
+    round_end: int
     results: list[Results] = field(default_factory=list)
-
-    @property
-    def n_run(self) -> int:
-        """The number of tests that have been run."""
-        return sum(map(len, self.results))
-
-    @property
-    def n_pending(self) -> int:
-        """The number of tests that have not been run."""
-        return len(self.tests) - self.n_run
 
     @property
     def pending(self) -> Tests:
         """The tests that have not been run."""
-        return self.tests[self.n_run :]
+        return self.tests[sum(map(len, self.results)) :]
+
+    def truncate(self, n: int) -> None:
+        """Keep only the first `n` of the tests that have not been run."""
+        self.tests = self.tests[: sum(map(len, self.results)) + n]
 
     def state(self) -> dict[str, Any]:
         done = vars(Results.join(self.results)) if self.results else {}
         kinds, kind = np.unique(self.tests.kind, return_inverse=True)
         return {
+            **vars(self),
             "tests": {**vars(self.tests), "kind": kind},
             "kinds": kinds.tolist(),
             "results": {name: column for name, column in done.items() if column is not None},
         }
 
     @staticmethod
-    def of(stream: str, saved: dict[str, Any]) -> ProposedTests:
-        """From a state."""
-        kinds, columns = np.array(saved["kinds"], dtype=np.str_), saved["tests"]
-        results = [Results(**{"gradient": None, **saved["results"]})] if saved["results"] else []
-        return ProposedTests(stream, Tests(**{**columns, "kind": kinds[columns["kind"]]}), results)
-
-
-@dataclass
-class Proposal:
-    """Tests that were proposed together, those of the uniform stream first, and that the policy has not learned from.
-
-    open_neurons: those that ascents among the tests aim at. round: the number of its round. round_end: the number of
-    tests at which that ends.
-    """
-
-    parts: list[ProposedTests]
-    open_neurons: Tensor
-    round: int
-    round_end: int
-
-    @property
-    def n_pending(self) -> int:
-        """The number of tests that have not been run."""
-        return sum(part.n_pending for part in self.parts)
-
-    def state(self) -> dict[str, Any]:
-        parts = {part.stream: part.state() for part in self.parts}
-        return {"open_neurons": self.open_neurons, "round": self.round, "round_end": self.round_end, **parts}
-
-    @staticmethod
     def of(saved: dict[str, Any], device: torch.device) -> Proposal:
         """From a state."""
-        parts = [ProposedTests.of(stream, _as_arrays(saved[stream])) for stream in STREAMS if stream in saved]
-        return Proposal(parts, saved["open_neurons"].to(device), saved["round"], saved["round_end"])
+        saved = {**_as_arrays(saved), "open_neurons": saved["open_neurons"].to(device)}
+        kinds, columns, results = np.array(saved.pop("kinds"), dtype=np.str_), saved["tests"], saved["results"]
+        saved["tests"] = Tests(**{**columns, "kind": kinds[columns["kind"]]})
+        return Proposal(**{**saved, "results": [Results(**{"gradient": None, **results})] if results else []})
 
 
 @dataclass
@@ -202,14 +177,14 @@ class State:
                 self.shape.add(differences)
 
     @property
-    def pending(self) -> list[tuple[Proposal, ProposedTests]]:
-        """The proposed tests of which some have not been run, with their proposals."""
-        return [(proposal, part) for proposal in self.proposals for part in proposal.parts if part.n_pending]
+    def pending(self) -> list[Proposal]:
+        """The proposals with tests that have not been run."""
+        return [proposal for proposal in self.proposals if len(proposal.pending)]
 
     @property
     def n_pending(self) -> int:
         """The number of tests that were proposed and have not been run."""
-        return sum(proposal.n_pending for proposal in self.proposals)
+        return sum(len(proposal.pending) for proposal in self.proposals)
 
     @property
     def is_round_open(self) -> bool:
@@ -219,20 +194,17 @@ class State:
     @property
     def is_round_complete(self) -> bool:
         """Whether all tests of the open round have been run."""
-        if not self.is_round_open or not self.proposals:
-            return self.is_round_open
-        number, last = len(self.rounds) + 1, self.proposals[-1]
-        is_all_proposed = last.round > number or last.round_end <= self.tally.tests
-        return is_all_proposed and all(proposal.round > number for proposal, _ in self.pending)
+        number, last = len(self.rounds) + 1, self.proposals[-1] if self.proposals else None
+        is_proposed = last is None or last.round > number or last.round_end <= self.tally.tests
+        return self.is_round_open and is_proposed and all(proposal.round > number for proposal in self.pending)
 
     def limit(self, n: int) -> None:
         """Keep only the first `n` of the tests that have not been run, proposed or not."""
         end = self.tally.tests + n
         for proposal in self.proposals:
-            proposal.round_end = min(proposal.round_end, end)
-            for part in proposal.parts:
-                kept = min(n, part.n_pending)
-                part.tests, n = part.tests[: part.n_run + kept], n - kept
+            kept = min(n, len(proposal.pending))
+            proposal.truncate(kept)
+            proposal.round_end, n = min(proposal.round_end, end), n - kept
 
     def total_moments(self) -> Moments:
         """The moments of both streams together."""

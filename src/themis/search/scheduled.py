@@ -23,9 +23,6 @@ N_REMEMBERED_FAULTS = 1000
 """The number of most recent distinct faults whose theta is offered to other seeds."""
 KIND_NAMES = np.array(KINDS)
 AT_CORNER = ("corner", "sweep", "draw")
-WAITING = ("waiting_number", "waiting_position", "waiting_kind", "waiting_spread")
-"""What is remembered of proposed tests until their results are known: the number of a test, the position of its seed,
-the number of its kind, and what `spreads_above` predicted."""
 
 
 class Scheduled(Policy):
@@ -50,15 +47,14 @@ class Scheduled(Policy):
             "fault_answer": np.zeros(0, dtype=np.int64),  # the clean answer of its seed
             "seen": np.zeros(0, dtype=np.int64),  # without noise: the tests run so far, one number each, ascending
             "corner_scale": np.ones(()),  # how far out the corners are, as a share of the way to the bounds
-            **{name: np.zeros(0, dtype=np.int64) for name in WAITING[:-1]},
-            WAITING[-1]: np.zeros(0),
+            "waiting": np.zeros((0, 4)),  # tests not observed yet: number, position, kind, and what `spreads_above` was
         }
         self._arithmetic = Compiled.of(space, self.state) or Arithmetic(space)
         self._compares_corners = kinds.are_compared(space)
 
     def propose(self, number: Ints) -> Tests:
         state, space = self.state, self.space
-        self._forget(state["waiting_number"] < number[0])  # a smaller budget has cut off the others
+        state["waiting"] = state["waiting"][state["waiting"][:, 0] < number[0]]  # a budget has cut off the others
         chosen = kinds.choose_kinds(state, space, number, self._arithmetic)
         position, spreads = self._positions(chosen, int(number[0]))
         position = self._climbers(position, chosen)
@@ -86,10 +82,9 @@ class Scheduled(Policy):
             order = np.argsort(np.maximum(chosen, PLAIN - 1), kind="stable")
             position, theta, kind, noise_seed = position[order], theta[order], kind[order], noise_seed[order]
             chosen = chosen[order]
-        self._wait(number, position, chosen, spreads[position])
+        noted = np.stack([number, position, chosen, spreads[position]], 1)
+        state["waiting"] = np.concatenate([state["waiting"], noted])
         tests = space.tests(number, position, theta, kind)
-        if not space.is_random:
-            self._remember(tests)
         if noise_seed is None:
             return tests
         return replace(tests, noise_seed=np.where(noise_seed < 0, tests.noise_seed, noise_seed))
@@ -100,13 +95,14 @@ class Scheduled(Policy):
             self._move_corners(tests.kind, results.is_dropped)
         kinds.follow(state, space, tests, results)
         position = space.position(tests.seed)
-        is_here = np.isin(state["waiting_number"], tests.number)
+        is_here = np.isin(state["waiting"][:, 0], tests.number)
         if is_here.any():
-            kinds.count_kinds(state, space, state["waiting_kind"][is_here])
+            _, _, kind, spreads = state["waiting"][is_here].T
+            state["waiting"] = state["waiting"][~is_here]
+            kinds.count_kinds(state, space, kind.astype(np.int64))
             own = results.was_run & (tests.kind != "redrawn")
             if own.any():
-                self._learn(tests[own], position[own], results[own], state["waiting_spread"][is_here][own])
-            self._forget(~is_here)
+                self._learn(tests[own], position[own], results[own], spreads[own])
         if results.is_dropped is not None:
             run = results.was_run
             tests, results, position = tests[run], results[run], position[run]
@@ -117,26 +113,11 @@ class Scheduled(Policy):
             kinds.pay_kinds(state, tests.kind, nearer / np.maximum(space.margin[position], 1e-12))
         self._arithmetic.keep_least(state, tests.theta, position, results.margin)
         if not space.is_random:
-            self._remember(tests)
+            new = np.sort(_keys(tests.seed, tests.theta))
+            state["seen"] = np.insert(state["seen"], state["seen"].searchsorted(new), new)
         at = results.is_fault.nonzero()[0]
         if len(at):
             self._observe_faults(tests, at, position[at], results.outcome[at])
-
-    def _wait(self, *columns: Ints | Numbers) -> None:
-        """Add tests to those whose results are not known yet."""
-        for name, column in zip(WAITING, columns, strict=True):
-            self.state[name] = np.concatenate([self.state[name], column])
-
-    def _forget(self, is_kept: Bools) -> None:
-        """Keep only some of the tests whose results are not known yet."""
-        for name in WAITING:
-            self.state[name] = self.state[name][is_kept]
-
-    def _remember(self, tests: Tests) -> None:
-        """Remember that tests are not to be proposed again."""
-        keys, seen = np.sort(_keys(tests.seed, tests.theta)), self.state["seen"]
-        new = keys[~are_in(keys, seen)]
-        self.state["seen"] = np.insert(seen, seen.searchsorted(new), new)
 
     def _learn(self, tests: Tests, position: Ints, results: Results, spreads: Numbers) -> None:
         """Learn from tests that were proposed and run."""
@@ -174,7 +155,7 @@ class Scheduled(Policy):
         is_sweep, n_seeds = chosen == SWEEP, len(self.space.seeds)
         n_sweeps = int(np.count_nonzero(is_sweep))
         n = len(chosen) - n_sweeps
-        self.state["ahead"] = np.bincount(self.state["waiting_position"], minlength=n_seeds)
+        self.state["ahead"] = np.bincount(self.state["waiting"][:, 1].astype(np.int64), minlength=n_seeds)
         n_tests = self.state["margin_losses"][0].sum()  # those of each clean answer
         depth = 1 if n_tests < WARM_UP_TESTS else max(TESTS_PER_SEED, 2 * TESTS_PER_SEED * n // n_seeds)
         best, spreads = self._arithmetic.choose_seeds(self.state, max(depth, -(-n // n_seeds)), n, first)
