@@ -92,16 +92,14 @@ def has_finished(setup: Setup, state: State) -> bool:
 def run_round(setup: Setup, state: State, recorder: Recorder) -> None:
     """One round: propose tests (phase 3), measure them chunk by chunk (phase 1), and judge (phase 2)."""
     checkpoint = partial(_checkpoint, setup, state)
-    while not state.is_round_complete:
+    while True:
         with recorder.atomic():
             _propose(setup, state)
-        if not state.pending:
+        if state.is_round_complete or not state.pending:
             break
         with recorder.atomic():
             _measure(setup, state, recorder)
         recorder.keep(checkpoint)
-    with recorder.atomic():
-        _propose(setup, state)
     _end_round(setup, state, recorder)
     recorder.keep(checkpoint)
 
@@ -123,38 +121,29 @@ def _propose(setup: Setup, state: State) -> None:
         if state.is_round_complete and not is_ahead:
             return
         with state.clock.timed("search"):
-            round, round_end = _last_round(state)
+            round_end = state.round_end
             _observe(state, is_ahead=is_ahead)
-            waiting = {each.number for each in state.proposals if len(each.pending) or not len(each.tests)}
+            waiting = {each.number for each in state.proposals if each.n_pending or not len(each.tests)}
             if len(waiting) > is_ahead or (first == round_end and is_spent(setup, state, first)):
                 return
-            if first == round_end:
-                round, round_end = round + 1, round_end + next_round_size(setup, state, first)
+            if begins_round := first == round_end:
+                round_end += next_round_size(setup, state, first)
             uniform, search = _next_tests(setup, state, round_end)
             n = max(0, n_affordable(setup, state, uniform, search) - state.n_pending)
             if n < len(uniform) + len(search):  # ascents cost more than the size of the round allowed for
                 round_end = first + n
             for stream, tests in ("uniform", uniform[:n]), ("search", search[: max(0, n - len(uniform))]):
                 if len(tests) or not n:
-                    tests = state.novelty.ensure(tests)
-                    state.proposals.append(Proposal(first, stream, tests, state.open_neurons, round, round_end))
+                    new, neurons = state.novelty.ensure(tests), state.open_neurons
+                    state.proposals.append(Proposal(first, stream, new, begins_round, round_end, neurons))
         if not n:
             return
 
 
-def _last_round(state: State) -> tuple[int, int]:
-    """The number of the last round of which tests were proposed, and the number of tests at which it ends."""
-    if not state.proposals:
-        return len(state.rounds), state.tally.tests
-    return state.proposals[-1].round, state.proposals[-1].round_end
-
-
 def _observe(state: State, *, is_ahead: bool) -> None:
     """Let the policy learn from the tests that have been run; if it is ahead, not from those proposed last."""
-    while (proposals := state.proposals) and not len(proposals[0].pending):
-        if is_ahead and proposals[0].number == proposals[-1].number:
-            return
-        proposal = proposals.pop(0)
+    while (left := state.proposals) and not left[0].n_pending and not (is_ahead and left[0].number == left[-1].number):
+        proposal = left.pop(0)
         if len(proposal.tests):  # else a budget has cut them off
             state.policy.observe(proposal.tests, Results.join(proposal.results))
 
@@ -172,37 +161,34 @@ def _next_tests(setup: Setup, state: State, round_end: int) -> tuple[Tests, Test
     if len(uniform) and (first < LAST_STAGE or n == end):
         return uniform, uniform[:0]
     # A seed takes one step of an ascent at a time, because the next one depends on its gradient.
-    is_ascent = state.policy.needs_gradient
-    most = len(setup.space.seeds) if is_ascent else portion(end - n, n, setup.calculator.chunk)
+    most = len(setup.space.seeds) if state.policy.needs_gradient else portion(end - n, n, setup.calculator.chunk)
     return uniform, state.policy.propose(np.arange(n, min(end, n + most)))
 
 
 def _n_uniform(state: State) -> int:
     """The number of tests of the uniform stream that have been run or proposed."""
-    return state.tally.uniform_tests + sum(len(each.pending) for each in state.pending if each.stream == "uniform")
+    return state.tally.uniform_tests + sum(each.n_pending for each in state.proposals if each.stream == "uniform")
 
 
 def _measure(setup: Setup, state: State, recorder: Recorder) -> None:
     """Run the next chunk of the proposed tests, fold it, count its results and record its faults."""
     settings, planned, proposal = setup.settings, _planned(setup, state), state.pending[0]
     with state.clock.timed("measure"):
-        measurement = setup.sweep.measurer.measure(
-            next(planned),
-            lambda: planned,
-            None if settings.max_passes is None else settings.max_passes - state.passes,
-        )
+        left = None if settings.max_passes is None else settings.max_passes - state.passes
+        measurement = setup.sweep.measurer.measure(next(planned), planned, left)
         tests, stream = proposal.pending[: len(measurement.results)], proposal.stream
         state.add(tests, measurement, stream, is_shape_sample=stream == "uniform" or settings.uniform_share == 0)
     with state.clock.timed("search"):
         recorder.add_faults(setup, tests, measurement, len(state.rounds) + 1, stream)
         proposal.results.append(measurement.results)
+        proposal.n_run += len(tests)
         if (n := n_affordable(setup, state)) < state.n_pending:
             state.limit(n)
 
 
 def _end_round(setup: Setup, state: State, recorder: Recorder) -> None:
     """Judge the round; an interrupt while that takes its time leaves the round open."""
-    setup.sweep.measurer.gather(lambda: _planned(setup, state))
+    setup.sweep.measurer.gather(_planned(setup, state))
     round, open_neurons = judge(setup, state)
     with recorder.atomic():
         if open_neurons is not None and len(open_neurons):
@@ -241,12 +227,11 @@ def _planned(setup: Setup, state: State) -> Iterator[Portion]:
 
     Those depend on no result; unless a budget ends a round, they will be the ones that are proposed.
     """
-
     for each in state.pending:
         choose = partial(_choose_objective, setup, state, each)
         yield Portion(each.stream, each.pending, state.moments[each.stream], choose)
     first, n_uniform, share = state.tally.tests + state.n_pending, _n_uniform(state), setup.settings.uniform_share
-    round_end, is_next = _last_round(state)[1], True
+    round_end, is_next = state.round_end, True
     while share and not is_spent(setup, state, first):
         if first == round_end:
             round_end += next_round_size(setup, state, first)
@@ -398,14 +383,11 @@ LEAST_ROUND, ROUNDS = 160, 20
 """If the policy follows a criterion: the smallest round, and the number of rounds that a budget is divided into."""
 FIRST_PORTION, PORTION, PORTIONS = 16, 128, 20
 """Tests that a policy proposes before it learns their results: at first 16, then as many as have been run, up to 128,
-then a chunk, then a twentieth of the tests run so far, in powers of 2. It learns as often as that changes what it
-knows, at little cost."""
+then a chunk, then a twentieth of the tests run so far, in powers of 2."""
 AHEAD_FROM = PORTION * PORTIONS
-"""From this test on, the policy makes its next proposal when the tests of the last one begin. Earlier tests teach it so
-much that it would find fewer faults."""
+"""From this test on, the policy proposes ahead, see `_propose`. Earlier tests teach it too much to go without them."""
 LAST_STAGE = 512
-"""Up to this number of tests, both streams take short turns, so that a campaign of any length has searched; the policy
-then learns from the uniform tests at once."""
+"""Up to this number of tests, both streams take short turns, and the policy learns from the uniform tests at once."""
 
 
 def why_to_stop(setup: Setup, state: State) -> tuple[str, str] | None:
@@ -471,13 +453,12 @@ def uniform_tests_due(setup: Setup, first: int, n_uniform: int, end: int) -> Tes
 
 def n_affordable(setup: Setup, state: State, *following: Tests) -> int:
     """How many of the pending tests, and of those that follow them, the remaining passes suffice for."""
-    tests, max_passes = [*(each.pending for each in state.pending), *following], setup.settings.max_passes
-    n_tests = sum(map(len, tests))
+    n_tests, max_passes = state.n_pending + sum(map(len, following)), setup.settings.max_passes
     if max_passes is None or not n_tests:
         return n_tests
     cost, ascent_cost = _test_cost(setup, state), setup.calculator.cost(needs_gradient=True)
     left = max_passes - state.passes
-    kind = np.concatenate([each.kind for each in tests])
+    kind = np.concatenate([each.kind for each in (*(proposal.pending for proposal in state.pending), *following)])
     costs = np.where(np.isin(kind, ASCENTS), ascent_cost, cost)
     return int(np.searchsorted(costs.cumsum(), left, side="right"))
 

@@ -68,26 +68,28 @@ class Clock:
 class Proposal:
     """Tests of one stream that were proposed, and the results of those that have been run.
 
-    number: that of the first test that was proposed together with them. open_neurons: those that ascents aim at.
-    round, round_end: the number of their round, and of the tests at its end.
+    number: that of the first test that was proposed together with them. begins_round: whether that begins a round.
+    round_end: the number of tests at the end of the round. open_neurons: those that ascents aim at.
     """
 
     number: int
     stream: str
     tests: Tests
-    open_neurons: Tensor
-    round: int
+    begins_round: bool
     round_end: int
+    open_neurons: Tensor
+    n_run: int = 0
     results: list[Results] = field(default_factory=list)
+
+    @property
+    def n_pending(self) -> int:
+        """The number of tests that have not been run."""
+        return len(self.tests) - self.n_run
 
     @property
     def pending(self) -> Tests:
         """The tests that have not been run."""
-        return self.tests[sum(map(len, self.results)) :]
-
-    def truncate(self, n: int) -> None:
-        """Keep only the first `n` of the tests that have not been run."""
-        self.tests = self.tests[: sum(map(len, self.results)) + n]
+        return self.tests[self.n_run :]
 
     def state(self) -> dict[str, Any]:
         done = vars(Results.join(self.results)) if self.results else {}
@@ -179,12 +181,12 @@ class State:
     @property
     def pending(self) -> list[Proposal]:
         """The proposals with tests that have not been run."""
-        return [proposal for proposal in self.proposals if len(proposal.pending)]
+        return [proposal for proposal in self.proposals if proposal.n_pending]
 
     @property
     def n_pending(self) -> int:
         """The number of tests that were proposed and have not been run."""
-        return sum(len(proposal.pending) for proposal in self.proposals)
+        return sum(proposal.n_pending for proposal in self.proposals)
 
     @property
     def is_round_open(self) -> bool:
@@ -192,19 +194,23 @@ class State:
         return self.tally.tests > (self.rounds[-1].tests if self.rounds else 0)
 
     @property
+    def round_end(self) -> int:
+        """The number of tests at the end of the last round of which tests were proposed."""
+        return self.proposals[-1].round_end if self.proposals else self.tally.tests
+
+    @property
     def is_round_complete(self) -> bool:
         """Whether all tests of the open round have been run."""
-        number, last = len(self.rounds) + 1, self.proposals[-1] if self.proposals else None
-        is_proposed = last is None or last.round > number or last.round_end <= self.tally.tests
-        return self.is_round_open and is_proposed and all(proposal.round > number for proposal in self.pending)
+        if pending := self.pending:
+            return self.is_round_open and pending[0].begins_round and pending[0].number == self.tally.tests
+        return self.is_round_open and self.round_end <= self.tally.tests
 
     def limit(self, n: int) -> None:
         """Keep only the first `n` of the tests that have not been run, proposed or not."""
         end = self.tally.tests + n
         for proposal in self.proposals:
-            kept = min(n, len(proposal.pending))
-            proposal.truncate(kept)
-            proposal.round_end, n = min(proposal.round_end, end), n - kept
+            kept, proposal.round_end = min(n, proposal.n_pending), min(proposal.round_end, end)
+            proposal.tests, n = proposal.tests[: proposal.n_run + kept], n - kept
 
     def total_moments(self) -> Moments:
         """The moments of both streams together."""
@@ -252,18 +258,15 @@ class State:
 
     def _restore(self, checkpoint: Checkpoint, setup: Setup) -> None:
         tree = _join(checkpoint.values, "", checkpoint.arrays)
-        if "proposals" not in tree:
-            raise StoreError(OTHER_VERSION)
         device = setup.calculator.device
         for stream, accumulator in self.moments.items():
             accumulator.restore(tree["moments"][stream])
         self.panel.restore(tree["panel"], device)
         self.shape.restore(tree["shape"], device)
         self.tally.restore(_as_arrays(tree["tally"]))
-        policy_state = _as_arrays(tree["policy"])
-        if self.policy.state.keys() - policy_state.keys():
+        if "proposals" not in tree:
             raise StoreError(OTHER_VERSION)
-        self.policy.state = policy_state
+        self.policy.state = _as_arrays(tree["policy"])
         if self.criterion is not None:
             criterion_state = {name: tensor.to(device) for name, tensor in tree["criterion"].items()}
             layout = None if setup.sweep.view is None else setup.sweep.view.layout
@@ -271,8 +274,7 @@ class State:
         self.novelty.state = tree["seen"].numpy()
         self.open_neurons = tree["open_neurons"].to(device)
         self.proposals = [Proposal.of(saved, device) for saved in tree["proposals"].values()]
-        gaps = tree.get("gaps")  # earlier versions had none
-        self.gaps = None if gaps is None or self.gaps is None else gaps.numpy()
+        self.gaps = None if self.gaps is None else tree["gaps"].numpy()
         self.passes = tree["passes"]
         self.wide_chunk = tree["wide_chunk"]
         self.clock.restore(tree["seconds"])
@@ -283,8 +285,6 @@ def _check_arrays(initial: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
     for name, before in initial.items():
         after = saved.get(name)
         if after is None:
-            if name.startswith(("/policy", "/seeds", "/gaps", "/tally/uniform_known")):
-                continue  # a policy may have a former name; earlier versions lacked the others
             raise StoreError(OTHER_VERSION)
         can_shrink = name == "/open_neurons"
         is_grown = after.shape[1:] == before.shape[1:] and (can_shrink or after.shape[:1] >= before.shape[:1])

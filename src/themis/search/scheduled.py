@@ -80,10 +80,10 @@ class Scheduled(Policy):
             theta[corner] = space.identity + state["corner_scale"] * (theta[corner] - space.identity)
         if noise_seed is not None:  # ascents come last, each kind by itself
             order = np.argsort(np.maximum(chosen, PLAIN - 1), kind="stable")
-            position, theta, kind, noise_seed = position[order], theta[order], kind[order], noise_seed[order]
-            chosen = chosen[order]
-        noted = np.stack([number, position, chosen, spreads[position]], 1)
-        state["waiting"] = np.concatenate([state["waiting"], noted])
+            position, theta, kind = position[order], theta[order], kind[order]
+            chosen, noise_seed = chosen[order], noise_seed[order]
+        proposed = np.stack([number, position, chosen, spreads[position]], 1)
+        state["waiting"] = np.concatenate([state["waiting"], proposed])
         tests = space.tests(number, position, theta, kind)
         if noise_seed is None:
             return tests

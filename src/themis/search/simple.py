@@ -9,8 +9,6 @@ from themis.search.policy import SEARCH_STREAM, Policy, Space, State
 class Random(Policy):
     """Draws seed and theta uniformly."""
 
-    can_be_ahead = True
-
     def init(self, space: Space) -> None:
         self.space = space
         self.state: State = {}
@@ -24,8 +22,6 @@ class Random(Policy):
 
 class Corners(Policy):
     """Tests every seed equally often with the strongest disturbances."""
-
-    can_be_ahead = True
 
     def init(self, space: Space) -> None:
         self.space = space

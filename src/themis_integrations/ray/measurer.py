@@ -24,7 +24,7 @@ from themis.errors import DataError, UsageError
 from themis.measure.calculator import Calculator, GradedChunk, Limits
 from themis.measure.fold import Objective
 from themis.measure.moments import Accumulator, Moments
-from themis.measure.runner import Measurement, Portion, TestRunner, Upcoming
+from themis.measure.runner import Measurement, Portion, TestRunner
 from themis.measure.sweep import SWEEP, sweep_chunk, take_sweep
 from themis.measure.tests import FaultDetails, Ints, Tests
 from themis.oracle import Oracle, choose_oracle
@@ -283,10 +283,10 @@ class RemoteMeasurer:
         )
         self.pool.broadcast("begin_tests", calculator.perturbation, self.pool.share(clean))
 
-    def measure(self, pending: Portion, upcoming: Upcoming, max_passes: int | None) -> Measurement:
+    def measure(self, pending: Portion, upcoming: Iterable[Portion], max_passes: int | None) -> Measurement:
         into, calculator = pending.into, self.calculator
         if not self._is_underway(pending.tests):
-            self._start(chain([pending], upcoming()))
+            self._start(chain([pending], upcoming))
             self._last_pending = int(pending.tests.number[-1])
             self._hand_over()
         started = self._started.pop(int(pending.tests.number[0]))
@@ -309,10 +309,10 @@ class RemoteMeasurer:
         calculator.own_passes = max(calculator.own_passes, measured.own_passes)
         return self._received(measured.measurement)
 
-    def gather(self, upcoming: Upcoming | None = None) -> None:
+    def gather(self, upcoming: Iterable[Portion] | None = None) -> None:
         """Add the sums of all chunks that were taken; those of workers that have died are computed again."""
         if upcoming is not None:
-            self._start(upcoming())
+            self._start(upcoming)
             self._last_pending = -1
         self._hand_over()
         while self._handed:
