@@ -26,6 +26,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
@@ -47,7 +48,7 @@ from themis.campaign import loop, series
 from themis.data import Seeds
 from themis.measure import chunk
 from themis.measure.moments import Accumulator
-from themis.measure.runner import LocalMeasurer, Portion, Upcoming
+from themis.measure.runner import LocalMeasurer, Portion
 from themis_integrations import RayExecutor
 from themis_integrations.ray import measurer as remote
 from themis_integrations.ray import pool as worker_pool
@@ -95,11 +96,11 @@ class TracingMeasurer(LocalMeasurer):
     weighs = False
     """Whether the sizes of messages are noted."""
 
-    def measure(self, pending: Portion, upcoming: Upcoming, max_passes: int | None) -> Any:
-        trace, tests = self.trace, pending.tests
+    def measure(self, pending: Portion, upcoming: Iterable[Portion], max_passes: int | None) -> Any:
+        trace, tests, upcoming = self.trace, pending.tests, [*islice(upcoming, 1)]
         since = time.process_time() - trace.ended
         if int(tests.number[0]) > trace.last:
-            following = [portion.tests for portion in islice(upcoming(), 1) if portion.stream == "search"]
+            following = [portion.tests for portion in upcoming if portion.stream == "search"]
             trace.last = int([tests, *following][-1].number[-1])
             trace.between.append(since)
             trace.chunks.append([])

@@ -17,6 +17,7 @@ from torch import nn
 
 import themis
 from themis import DataError, ModelError, Perturbation, StoreError, Target, Theta, UsageError
+from themis.campaign import loop
 from themis.campaign.interrupt import SIGNALS
 from themis.campaign.recorder import Interrupts
 from themis.runs.store.reader import Reader
@@ -111,6 +112,30 @@ def test_an_interrupt_within_a_round_changes_nothing(trained, whole, tmp_path, a
     assert resumed.coverage == whole.coverage
     assert list(layers.values()) == list(whole.judged.by_layer.values())
     assert [fault.id for fault in resumed.faults] == [fault.id for fault in whole.faults]
+
+
+@pytest.mark.parametrize("after", [15, 16, 17, 18, 20, 21])
+def test_tests_proposed_ahead_are_run_after_an_interrupt(trained, tmp_path, written_at_once, monkeypatch, after):
+    monkeypatch.setattr(loop, "AHEAD_FROM", 600)
+    model, digits = trained
+    whole = themis.run(StopsInside(model, 0), digits, "gaussian", **STOPPED_INSIDE, out=tmp_path / "whole")
+    stopping = StopsInside(model, after)
+    counting = StartCounting(stopping)
+    stopped = themis.run(stopping, digits, "gaussian", **STOPPED_INSIDE, out=tmp_path / "run", callbacks=[counting])
+    assert 500 < stopped.rounds[-1].tests < 2000
+    assert len(Reader(tmp_path / "run").checkpoint().values["proposals"]) > 1
+    assert_same_end(whole, themis.resume(tmp_path / "run", stopping, digits))
+    first, second = (Reader(tmp_path / name).checkpoint().arrays for name in ("whole", "run"))
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, second[name], err_msg=name)
+
+
+def test_a_campaign_that_was_ahead_continues_with_a_larger_budget(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "AHEAD_FROM", 600)
+    model, digits = trained
+    campaign(trained, max_tests=1280, round_size=640, out=tmp_path / "run")
+    further = themis.resume(tmp_path / "run", model, digits, max_tests=2560)
+    assert_same_end(campaign(trained, max_tests=2560, round_size=640), further)
 
 
 @pytest.mark.parametrize(("max_tests", "n_tests"), [(1, 77), (80, 80), (300, 300)])

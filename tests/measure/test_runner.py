@@ -1,7 +1,6 @@
 """What every runner of chunks promises: here operation by operation, on a GPU as a CUDA graph."""
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -103,7 +102,7 @@ def runner(request):
             two = replace(make_tests(20), theta=np.zeros((20, 2), np.float32))
             pending = Portion("search", two, calculator.accumulator(), lambda tests: (tests, None))
             for upcoming in ([pending], []):  # the last tests are left under way
-                first.measure(pending, partial(iter, upcoming), None)
+                first.measure(pending, upcoming, None)
             first.end()
             assert not first.calculator.clean.kept.n_kept
             calculator = calculator.under(gaussian)

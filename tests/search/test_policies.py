@@ -156,7 +156,8 @@ def test_scheduled_leaves_seeds_that_withstand_and_learns_how_far_margins_fall()
     held[50:] -= 3  # to 0..2, while the other half stays at 1..3
     for _ in range(10):
         # As if the policy had proposed them.
-        policy.state["first"], policy.state["spreads"] = np.array(0), Arithmetic(where).spreads_above(policy.state)
+        spreads = Arithmetic(where).spreads_above(policy.state)
+        policy.state["waiting"] = np.stack([every.number, np.arange(100), np.zeros(100), spreads], 1)
         policy.observe(every, results(every, held))
     after = worth_of(policy, where) * (KEPT_MARGIN_OFFSET + policy.state["margin"] / np.maximum(where.margin, 1e-12))
     before *= 1 + KEPT_MARGIN_OFFSET

@@ -6,7 +6,6 @@ Below the loop is what each round decides: how large it is and when to stop, wha
 from __future__ import annotations
 
 from collections.abc import Iterator
-from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from math import inf, log2
@@ -18,7 +17,7 @@ from torch import Tensor
 from themis.campaign.interrupt import Terminated
 from themis.campaign.recorder import Recorder
 from themis.campaign.setup import CampaignCriterion, Setup, describe_start
-from themis.campaign.state import PartialRound, State
+from themis.campaign.state import Proposal, State
 from themis.judge import choose_judge
 from themis.judge.calibration import Calibration, calibration_error, sum_gaps
 from themis.judge.coverage import Coverage, Judge, Sample, cover, exact, rescale
@@ -66,12 +65,10 @@ def run_campaign(setup: Setup, state: State, recorder: Recorder) -> Run:
 def _run_rounds(setup: Setup, state: State, recorder: Recorder, start: Start) -> Run:
     """Run rounds until there is a reason to stop, and conclude while the last of them is written."""
     max_tests, checkpoint = setup.settings.max_tests, partial(_checkpoint, setup, state)
-    partial_round = state.partial_round
-    if partial_round is not None and max_tests is not None:  # it began under a budget that may have been larger
-        partial_round.truncate(left := max(0, max_tests - state.tally.tests))
-        partial_round.n_unproposed = min(partial_round.n_unproposed, left - partial_round.n_pending)
+    if max_tests is not None:  # proposals were made under a budget that may have been larger
+        state.limit(max(0, max_tests - state.tally.tests))
     try:
-        while state.partial_round or (stop := why_to_stop(setup, state)) is None:
+        while state.is_round_open or (stop := why_to_stop(setup, state)) is None:
             run_round(setup, state, recorder)
         recorder.keep(checkpoint, now=True)
         run = conclude(setup, state, start, recorder.faults, *stop)
@@ -89,21 +86,19 @@ def _run_rounds(setup: Setup, state: State, recorder: Recorder, start: Start) ->
 
 def has_finished(setup: Setup, state: State) -> bool:
     """Whether no test is left to run."""
-    return state.partial_round is None and why_to_stop(setup, state) is not None
+    return not state.is_round_open and why_to_stop(setup, state) is not None
 
 
 def run_round(setup: Setup, state: State, recorder: Recorder) -> None:
     """One round: propose tests (phase 3), measure them chunk by chunk (phase 1), and judge (phase 2)."""
     checkpoint = partial(_checkpoint, setup, state)
-    if state.partial_round is None:
-        with recorder.atomic(), state.clock.timed("search"):
-            state.partial_round = PartialRound(next_round_size(setup, state, state.tally.tests))
-    while (n_pending := state.partial_round.n_pending) or state.partial_round.n_unproposed:
+    while True:
         with recorder.atomic():
-            if n_pending:
-                _measure(setup, state, recorder, state.partial_round)
-            else:
-                _propose(setup, state, state.partial_round)
+            _propose(setup, state)
+        if state.is_round_complete or not state.pending:
+            break
+        with recorder.atomic():
+            _measure(setup, state, recorder)
         recorder.keep(checkpoint)
     _end_round(setup, state, recorder)
     recorder.keep(checkpoint)
@@ -114,106 +109,109 @@ def _checkpoint(setup: Setup, state: State) -> Checkpoint:
     return state.checkpoint()
 
 
-def _propose(setup: Setup, state: State, partial: PartialRound) -> None:
-    """Propose the next tests of the round: those of the uniform stream if its share is due, then those of the policy.
+def _propose(setup: Setup, state: State) -> None:
+    """Propose the tests that are due.
+
+    At first, the policy learns the results of its last tests before it proposes the next ones. Later, it proposes those
+    when the last ones begin, from the results of the ones before: the next tests are then known while these run.
+    """
+    while True:
+        first = state.tally.tests + state.n_pending
+        is_ahead = state.policy.can_be_ahead and first >= AHEAD_FROM
+        if state.is_round_complete and not is_ahead:
+            return
+        with state.clock.timed("search"):
+            round_end = state.round_end
+            _observe(state, is_ahead=is_ahead)
+            waiting = {each.number for each in state.proposals if each.n_pending or not len(each.tests)}
+            if len(waiting) > is_ahead or (first == round_end and is_spent(setup, state, first)):
+                return
+            if begins_round := first == round_end:
+                round_end += next_round_size(setup, state, first)
+            uniform, search = _next_tests(setup, state, round_end)
+            n = max(0, n_affordable(setup, state, uniform, search) - state.n_pending)
+            if n < len(uniform) + len(search):  # ascents cost more than the size of the round allowed for
+                round_end = first + n
+            for stream, tests in ("uniform", uniform[:n]), ("search", search[: max(0, n - len(uniform))]):
+                if len(tests) or not n:
+                    new, neurons = state.novelty.ensure(tests), state.open_neurons
+                    state.proposals.append(Proposal(first, stream, new, begins_round, round_end, neurons))
+        if not n:
+            return
+
+
+def _observe(state: State, *, is_ahead: bool) -> None:
+    """Let the policy learn from the tests that have been run; if it is ahead, not from those proposed last."""
+    while (left := state.proposals) and not left[0].n_pending and not (is_ahead and left[0].number == left[-1].number):
+        proposal = left.pop(0)
+        if len(proposal.tests):  # else a budget has cut them off
+            state.policy.observe(proposal.tests, Results.join(proposal.results))
+
+
+def _next_tests(setup: Setup, state: State, round_end: int) -> tuple[Tests, Tests]:
+    """The next tests of a round, of the uniform stream and of the policy.
 
     In the first stages, the policy learns the results of the uniform tests before it proposes. Later they teach it
-    little, and both are proposed together, so that the uniform tests run while the policy thinks.
+    little, and both are proposed together.
     """
-    with state.clock.timed("search"):
-        uniform, search = _proposals(setup, state, partial.n_unproposed)
-        n = n_affordable(setup, state, uniform, search)
-        if n < len(uniform) + len(search):  # ascents cost more than the size of the round allowed for
-            partial.n_unproposed = n
-        if n:
-            uniform, search = uniform[:n], search[: max(0, n - len(uniform))]
-            partial.propose(state.novelty.ensure(uniform), state.novelty.ensure(search))
-
-
-def _proposals(setup: Setup, state: State, n_unproposed: int) -> tuple[Tests, Tests]:
-    """The next tests of a round that has so many left to propose, of the uniform stream and of the policy."""
-    first = state.tally.tests
-    end = stage_end(first, first + n_unproposed, setup.settings.uniform_share)
-    uniform = uniform_tests_due(setup, first, state.tally.uniform_tests, end)
+    first = state.tally.tests + state.n_pending
+    end = stage_end(first, round_end, setup.settings.uniform_share)
+    uniform = uniform_tests_due(setup, first, _n_uniform(state), end)
     n = first + len(uniform)
     if len(uniform) and (first < LAST_STAGE or n == end):
         return uniform, uniform[:0]
     # A seed takes one step of an ascent at a time, because the next one depends on its gradient.
-    is_ascent = state.policy.needs_gradient
-    most = len(setup.space.seeds) if is_ascent else portion(end - n, n, setup.calculator.chunk)
+    most = len(setup.space.seeds) if state.policy.needs_gradient else portion(end - n, n, setup.calculator.chunk)
     return uniform, state.policy.propose(np.arange(n, min(end, n + most)))
 
 
-def _foreseen(setup: Setup, state: State) -> Iterator[Portion]:
-    """What is measured next if the campaign goes on: the policy proposes it, and forgets that it did."""
-    if is_spent(setup, state, state.tally.tests):
-        return
-    foreseen = PartialRound(next_round_size(setup, state, state.tally.tests))
-    kept = state.policy.state
-    try:
-        state.policy.state = deepcopy(kept)
-        foreseen.propose(*_proposals(setup, state, foreseen.n_unproposed))
-    finally:
-        state.policy.state = kept
-    yield _portion(setup, state, foreseen.stream, foreseen.pending)
-    yield from _upcoming(setup, state, foreseen)
+def _n_uniform(state: State) -> int:
+    """The number of tests of the uniform stream that have been run or proposed."""
+    return state.tally.uniform_tests + sum(each.n_pending for each in state.proposals if each.stream == "uniform")
 
 
-def _measure(setup: Setup, state: State, recorder: Recorder, partial: PartialRound) -> None:
+def _measure(setup: Setup, state: State, recorder: Recorder) -> None:
     """Run the next chunk of the proposed tests, fold it, count its results and record its faults."""
-    stream, settings = partial.stream, setup.settings
+    settings, planned, proposal = setup.settings, _planned(setup, state), state.pending[0]
     with state.clock.timed("measure"):
-        measurement = setup.sweep.measurer.measure(
-            _portion(setup, state, stream, partial.pending),
-            lambda: _upcoming(setup, state, partial),
-            None if settings.max_passes is None else settings.max_passes - state.passes,
-        )
-        tests = partial.pending[: len(measurement.results)]
+        left = None if settings.max_passes is None else settings.max_passes - state.passes
+        measurement = setup.sweep.measurer.measure(next(planned), planned, left)
+        tests, stream = proposal.pending[: len(measurement.results)], proposal.stream
         state.add(tests, measurement, stream, is_shape_sample=stream == "uniform" or settings.uniform_share == 0)
     with state.clock.timed("search"):
         recorder.add_faults(setup, tests, measurement, len(state.rounds) + 1, stream)
-        partial.results.append(measurement.results)
-        partial.pending = partial.pending[len(tests) :]
-        if settings.max_passes is not None:
-            partial.truncate(n_affordable(setup, state, partial.pending, partial.following))
-        if not len(partial.pending):
-            state.policy.observe(partial.tests, Results.join(partial.results))
-            if len(partial.following):
-                partial.advance()
+        proposal.results.append(measurement.results)
+        proposal.n_run += len(tests)
+        if (n := n_affordable(setup, state)) < state.n_pending:
+            state.limit(n)
 
 
 def _end_round(setup: Setup, state: State, recorder: Recorder) -> None:
     """Judge the round; an interrupt while that takes its time leaves the round open."""
-    setup.sweep.measurer.gather(lambda: _foreseen(setup, state))
+    setup.sweep.measurer.gather(_planned(setup, state))
     round, open_neurons = judge(setup, state)
     with recorder.atomic():
         if open_neurons is not None and len(open_neurons):
             state.open_neurons = open_neurons
         state.rounds.append(round)
-        state.partial_round = None
         recorder.add_round(round)
 
 
 def _judge_partial_round(setup: Setup, state: State, recorder: Recorder) -> None:
     """Judge a round that was cut short, for the summary; a resumed campaign measures the rest of it first."""
-    if not state.rounds or state.rounds[-1].tests < state.tally.tests:
+    if state.is_round_open or not state.rounds:
         _end_round(setup, state, recorder)
         recorder.keep(None, now=True)
 
 
-def _portion(setup: Setup, state: State, stream: str, tests: Tests, *, is_next: bool = True) -> Portion:
-    """Tests of a stream as they are measured."""
-    return Portion(stream, tests, state.moments[stream], partial(_choose_objective, setup, state, stream), is_next)
-
-
-def _choose_objective(setup: Setup, state: State, stream: str, tests: Tests) -> tuple[Tests, Objective | None]:
-    """The first of some tests of a stream that share an objective, and that objective; None if they have none.
+def _choose_objective(setup: Setup, state: State, proposal: Proposal, tests: Tests) -> tuple[Tests, Objective | None]:
+    """The first of some tests that share an objective, and that objective; None if they have none.
 
     An objective is what gradient ascent on theta maximises.
     """
-    if stream == "uniform":
+    if proposal.stream == "uniform":
         return tests, None
-    ascent = Objective(state.open_neurons, setup.scale, MARGIN_ASCENT)
+    ascent = Objective(proposal.open_neurons, setup.scale, MARGIN_ASCENT)
     if state.policy.needs_gradient:
         criterion = setup.criterion
         joint = criterion and state.policy.objective(criterion.criterion, setup.calculator, int(tests.number[0]))
@@ -224,24 +222,23 @@ def _choose_objective(setup: Setup, state: State, stream: str, tests: Tests) -> 
     return alike, ascent if ascends[0] else None
 
 
-def _upcoming(setup: Setup, state: State, partial: PartialRound) -> Iterator[Portion]:
-    """What is measured after the pending tests: the tests that follow, then the uniform tests of stage after stage.
+def _planned(setup: Setup, state: State) -> Iterator[Portion]:
+    """What is measured next: the tests that were proposed, then the uniform tests of stage after stage.
 
     Those depend on no result; unless a budget ends a round, they will be the ones that are proposed.
     """
-    n_pending, share = partial.n_pending, setup.settings.uniform_share
-    if len(partial.following):
-        yield _portion(setup, state, "search", partial.following)
-    first, n_uniform = state.tally.tests + n_pending, state.tally.uniform_tests
-    n_uniform += len(partial.pending) if partial.stream == "uniform" else 0
-    round_end, is_next = first + partial.n_unproposed, True
+    for each in state.pending:
+        choose = partial(_choose_objective, setup, state, each)
+        yield Portion(each.stream, each.pending, state.moments[each.stream], choose)
+    first, n_uniform, share = state.tally.tests + state.n_pending, _n_uniform(state), setup.settings.uniform_share
+    round_end, is_next = state.round_end, True
     while share and not is_spent(setup, state, first):
         if first == round_end:
             round_end += next_round_size(setup, state, first)
         end = stage_end(first, round_end, share)
         tests = uniform_tests_due(setup, first, n_uniform, end)
         if len(tests):
-            yield _portion(setup, state, "uniform", tests, is_next=is_next)
+            yield Portion("uniform", tests, state.moments["uniform"], lambda tests: (tests, None), is_next)
         first, n_uniform, is_next = end, n_uniform + len(tests), False  # the policy proposes the rest of the stage
 
 
@@ -290,6 +287,7 @@ def conclude(setup: Setup, state: State, start: Start, faults: Faults, reason: s
     tally, coverage = state.tally, state.rounds[-1].coverage
     tests_by_seed, faults_by_seed = tally.uniform_tests_by_seed, tally.uniform_faults_by_seed
     decision = current_decision(setup, state)
+    _observe(state, is_ahead=False)  # what was saved before has not learned from the last tests
     with state.clock.timed("judge"):
         uniform = state.moments["uniform"].moments()
         scale = None if setup.scale is None else setup.scale[setup.panel_neurons]
@@ -376,20 +374,20 @@ def _is_dead(clean: Moments, moments: Moments) -> Tensor:
     return (clean.m2 == 0) & (moments.m2 == 0) & (moments.mean == 0)
 
 
-ROUND_SIZE, ROUND_SHARE = 640, 16
+ROUND_SIZE, ROUND_SHARE = 640, 12
 """Tests per round, unless five chunks are more, or this part of the tests run so far: the longer a campaign, the less a
 single test changes what is known."""
 DECISION_SIZE, DECISION_SHARE = 50, 16
 """The same if the campaign is to decide a claim, which is looked at after every round."""
 LEAST_ROUND, ROUNDS = 160, 20
 """If the policy follows a criterion: the smallest round, and the number of rounds that a budget is divided into."""
-FIRST_PORTION, PORTION, PORTIONS = 16, 128, 8
+FIRST_PORTION, PORTION, PORTIONS = 16, 128, 20
 """Tests that a policy proposes before it learns their results: at first 16, then as many as have been run, up to 128,
-then a chunk, then an eighth of the tests run so far, in powers of 2. It learns as often as that changes what it knows,
-at little cost."""
+then a chunk, then a twentieth of the tests run so far, in powers of 2."""
+AHEAD_FROM = PORTION * PORTIONS
+"""From this test on, the policy proposes ahead, see `_propose`. Earlier tests teach it too much to go without them."""
 LAST_STAGE = 512
-"""Up to this number of tests, both streams take short turns, so that a campaign of any length has searched; the policy
-then learns from the uniform tests at once."""
+"""Up to this number of tests, both streams take short turns, and the policy learns from the uniform tests at once."""
 
 
 def why_to_stop(setup: Setup, state: State) -> tuple[str, str] | None:
@@ -453,14 +451,14 @@ def uniform_tests_due(setup: Setup, first: int, n_uniform: int, end: int) -> Tes
     return setup.uniform_tests(first, n_uniform, n_due) if n_due else setup.uniform_tests(0, 0, 0)
 
 
-def n_affordable(setup: Setup, state: State, *portions: Tests) -> int:
-    """How many of the first tests of some portions the remaining passes suffice for."""
-    n_tests, max_passes = sum(map(len, portions)), setup.settings.max_passes
-    if max_passes is None:
+def n_affordable(setup: Setup, state: State, *following: Tests) -> int:
+    """How many of the pending tests, and of those that follow them, the remaining passes suffice for."""
+    n_tests, max_passes = state.n_pending + sum(map(len, following)), setup.settings.max_passes
+    if max_passes is None or not n_tests:
         return n_tests
     cost, ascent_cost = _test_cost(setup, state), setup.calculator.cost(needs_gradient=True)
     left = max_passes - state.passes
-    kind = np.concatenate([tests.kind for tests in portions])
+    kind = np.concatenate([each.kind for each in (*(proposal.pending for proposal in state.pending), *following)])
     costs = np.where(np.isin(kind, ASCENTS), ascent_cost, cost)
     return int(np.searchsorted(costs.cumsum(), left, side="right"))
 

@@ -131,8 +131,6 @@ def choose_campaign_criterion(criterion: str | Criterion) -> Criterion:
     return chosen
 
 
-REMEMBERED = 4
-"""Portions of uniform tests that are remembered."""
 LOOKED_AT = 16
 """Seeds that are disturbed with the strongest theta before the first test."""
 DISTURBED_TWICE = 4
@@ -347,7 +345,7 @@ def prepare(
     if not settings.tests_each_seed_once:
         columns = sliced.columns(settings.slice_by, seeds.classes, metadata)
 
-    @lru_cache(maxsize=REMEMBERED)
+    @lru_cache(maxsize=4)
     def uniform_tests(first: int, place: int, n: int) -> Tests:
         return space.uniform_tests(np.arange(first, first + n), UNIFORM_STREAM, np.arange(place, place + n))
 

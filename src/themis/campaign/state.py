@@ -64,80 +64,50 @@ class Clock:
         self.phases = {phase: self.phases[phase] + state[phase] for phase in PHASES}
 
 
-_NONE = np.zeros(0, dtype=np.int64)
-NO_TESTS = Tests(_NONE, _NONE, np.zeros((0, 1), dtype=np.float32), _NONE, np.zeros(0, dtype=np.str_))
-
-
 @dataclass
-class PartialRound:
-    """The round being measured: the tests proposed last, all of one stream, and their results so far.
+class Proposal:
+    """Tests of one stream that were proposed, and the results of those that have been run.
 
-    n_unproposed: tests of the round that have not been proposed yet. pending: the last of the tests, which have not
-    been run. following: tests of the search that were proposed together with those of the uniform stream, and come
-    after them.
+    number: that of the first test that was proposed together with them. begins_round: whether that begins a round.
+    round_end: the number of tests at the end of the round. open_neurons: those that ascents aim at.
     """
 
-    n_unproposed: int
-    stream: str = "uniform"
-    tests: Tests = NO_TESTS
+    number: int
+    stream: str
+    tests: Tests
+    begins_round: bool
+    round_end: int
+    open_neurons: Tensor
+    n_run: int = 0
     results: list[Results] = field(default_factory=list)
-    pending: Tests = NO_TESTS
-    following: Tests = NO_TESTS
 
     @property
     def n_pending(self) -> int:
-        """The number of proposed tests that have not been run."""
-        return len(self.pending) + len(self.following)
+        """The number of tests that have not been run."""
+        return len(self.tests) - self.n_run
 
-    def propose(self, uniform: Tests, search: Tests) -> None:
-        """Take the next tests, first those of the uniform stream; the tests before have been run."""
-        self.n_unproposed -= len(uniform) + len(search)
-        self.stream, self.tests, self.following = "uniform", uniform, search
-        self.results, self.pending = [], uniform
-        if not len(uniform):
-            self.advance()
-
-    def advance(self) -> None:
-        """Go on to the tests of the search; those of the uniform stream have been run."""
-        self.stream, self.tests, self.following = "search", self.following, NO_TESTS
-        self.results, self.pending = [], self.tests
-
-    def truncate(self, n: int) -> None:
-        """Keep only the first `n` of the proposed tests that have not been run."""
-        n_done, n_here = len(self.tests) - len(self.pending), min(n, len(self.pending))
-        self.tests, self.pending = self.tests[: n_done + n_here], self.pending[:n_here]
-        self.following = self.following[: n - n_here]
+    @property
+    def pending(self) -> Tests:
+        """The tests that have not been run."""
+        return self.tests[self.n_run :]
 
     def state(self) -> dict[str, Any]:
-        portions = {self.stream: _saved_portion(self.tests, self.results)}
-        if len(self.following):
-            portions["search"] = _saved_portion(self.following, [])
-        return {"left_to_propose": self.n_unproposed, **portions}
+        done = vars(Results.join(self.results)) if self.results else {}
+        kinds, kind = np.unique(self.tests.kind, return_inverse=True)
+        return {
+            **vars(self),
+            "tests": {**vars(self.tests), "kind": kind},
+            "kinds": kinds.tolist(),
+            "results": {name: column for name, column in done.items() if column is not None},
+        }
 
     @staticmethod
-    def of(state: dict[str, Any]) -> PartialRound:
+    def of(saved: dict[str, Any], device: torch.device) -> Proposal:
         """From a state."""
-        first, *others = [stream for stream in STREAMS if stream in state]
-        tests, results = _restored_portion(state[first])
-        following = _restored_portion(state["search"])[0] if others else NO_TESTS
-        pending = tests[sum(map(len, results)) :]
-        return PartialRound(state["left_to_propose"], first, tests, results, pending, following)
-
-
-def _saved_portion(tests: Tests, results: list[Results]) -> dict[str, Any]:
-    done = vars(Results.join(results)) if results else {}
-    kinds, kind = np.unique(tests.kind, return_inverse=True)
-    return {
-        "tests": {**vars(tests), "kind": kind},
-        "kinds": kinds.tolist(),
-        "results": {name: column for name, column in done.items() if column is not None},
-    }
-
-
-def _restored_portion(saved: dict[str, Any]) -> tuple[Tests, list[Results]]:
-    kinds, columns = np.array(saved["kinds"], dtype=np.str_), saved["tests"]
-    tests = Tests(**{**columns, "kind": kinds[columns["kind"]]})
-    return tests, [Results(**{"gradient": None, **saved["results"]})] if saved["results"] else []
+        saved = {**_as_arrays(saved), "open_neurons": saved["open_neurons"].to(device)}
+        kinds, columns, results = np.array(saved.pop("kinds"), dtype=np.str_), saved["tests"], saved["results"]
+        saved["tests"] = Tests(**{**columns, "kind": kinds[columns["kind"]]})
+        return Proposal(**{**saved, "results": [Results(**{"gradient": None, **results})] if results else []})
 
 
 @dataclass
@@ -165,7 +135,8 @@ class State:
     """Sums for the calibration of the uniform stream; None in tasks without classes or without labels."""
     wide_chunk: int | None = None
     """See `Graphs`."""
-    partial_round: PartialRound | None = None
+    proposals: list[Proposal] = field(default_factory=list)
+    """Those that the policy has not learned from, in the order in which they are run."""
     rounds: list[Round] = field(default_factory=list)
 
     @staticmethod
@@ -207,6 +178,40 @@ class State:
             if is_shape_sample:
                 self.shape.add(differences)
 
+    @property
+    def pending(self) -> list[Proposal]:
+        """The proposals with tests that have not been run."""
+        return [proposal for proposal in self.proposals if proposal.n_pending]
+
+    @property
+    def n_pending(self) -> int:
+        """The number of tests that were proposed and have not been run."""
+        return sum(proposal.n_pending for proposal in self.proposals)
+
+    @property
+    def is_round_open(self) -> bool:
+        """Whether tests of a round have been run that was not judged."""
+        return self.tally.tests > (self.rounds[-1].tests if self.rounds else 0)
+
+    @property
+    def round_end(self) -> int:
+        """The number of tests at the end of the last round of which tests were proposed."""
+        return self.proposals[-1].round_end if self.proposals else self.tally.tests
+
+    @property
+    def is_round_complete(self) -> bool:
+        """Whether all tests of the open round have been run."""
+        if pending := self.pending:
+            return self.is_round_open and pending[0].begins_round and pending[0].number == self.tally.tests
+        return self.is_round_open and self.round_end <= self.tally.tests
+
+    def limit(self, n: int) -> None:
+        """Keep only the first `n` of the tests that have not been run, proposed or not."""
+        end = self.tally.tests + n
+        for proposal in self.proposals:
+            kept, proposal.round_end = min(n, proposal.n_pending), min(proposal.round_end, end)
+            proposal.tests, n = proposal.tests[: proposal.n_run + kept], n - kept
+
     def total_moments(self) -> Moments:
         """The moments of both streams together."""
         return self.moments["uniform"].moments().merge(self.moments["search"].moments())
@@ -224,7 +229,7 @@ class State:
             "seen": self.novelty.state,
             "open_neurons": self.open_neurons,
             "gaps": self.gaps,
-            "under_way": None if self.partial_round is None else self.partial_round.state(),
+            "proposals": {str(k): proposal.state() for k, proposal in enumerate(self.proposals)},
             "passes": self.passes,
             "chunk": self.chunk,
             "wide_chunk": self.wide_chunk,
@@ -259,20 +264,17 @@ class State:
         self.panel.restore(tree["panel"], device)
         self.shape.restore(tree["shape"], device)
         self.tally.restore(_as_arrays(tree["tally"]))
-        policy_state = _as_arrays(tree["policy"])
-        if self.policy.state.keys() - policy_state.keys():
+        if "proposals" not in tree:
             raise StoreError(OTHER_VERSION)
-        self.policy.state = policy_state
+        self.policy.state = _as_arrays(tree["policy"])
         if self.criterion is not None:
             criterion_state = {name: tensor.to(device) for name, tensor in tree["criterion"].items()}
             layout = None if setup.sweep.view is None else setup.sweep.view.layout
             self.criterion.restore(criterion_state, self.tally.tests - self.tally.dropped, layout)
         self.novelty.state = tree["seen"].numpy()
         self.open_neurons = tree["open_neurons"].to(device)
-        saved_round = tree["under_way"]
-        self.partial_round = None if saved_round is None else PartialRound.of(_as_arrays(saved_round))
-        gaps = tree.get("gaps")  # earlier versions had none
-        self.gaps = None if gaps is None or self.gaps is None else gaps.numpy()
+        self.proposals = [Proposal.of(saved, device) for saved in tree["proposals"].values()]
+        self.gaps = None if self.gaps is None else tree["gaps"].numpy()
         self.passes = tree["passes"]
         self.wide_chunk = tree["wide_chunk"]
         self.clock.restore(tree["seconds"])
@@ -283,8 +285,6 @@ def _check_arrays(initial: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
     for name, before in initial.items():
         after = saved.get(name)
         if after is None:
-            if name.startswith(("/policy", "/seeds", "/gaps", "/tally/uniform_known")):
-                continue  # a policy may have a former name; earlier versions lacked the others
             raise StoreError(OTHER_VERSION)
         can_shrink = name == "/open_neurons"
         is_grown = after.shape[1:] == before.shape[1:] and (can_shrink or after.shape[:1] >= before.shape[:1])

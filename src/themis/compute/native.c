@@ -574,6 +574,7 @@ struct seeds {
     const int64_t *answer_index; /* numbers of clean answers */
     int64_t *tests, *broke, *faults, *seen_once;
     const int64_t *corners; /* that were tried */
+    const int64_t *ahead;   /* tests that were proposed, and whose results are not known yet */
     double *total_margin;
     double *margin_losses, *answer_faults;         /* [2, n_answers] */
     double *curve, *precision, *squared_shortfall; /* [2], [2, 2], [] */
@@ -775,9 +776,9 @@ static inline __attribute__((always_inline)) void find_worth(
         double known = ESTIMATE_WEIGHT + (double)s->tests[j];
         double chance = (ESTIMATE_WEIGHT * read + (double)s->broke[j]) / known;
         for (int64_t k = 0; k < depth; k++) {
-            double faults = rint((double)s->faults[j] + (double)k * chance);
+            double further = (double)(s->ahead[j] + k), faults = rint((double)s->faults[j] + further * chance);
             int64_t cell = cell_of(faults < MAX_SEED_FAULTS ? (int64_t)faults : MAX_SEED_FAULTS, s->seen_once[j]);
-            double value = chance * known / (known + (double)k * (1.0 - chance)) * fault_values[cell];
+            double value = chance * known / (known + further * (1.0 - chance)) * fault_values[cell];
             if (!has_faults) {
                 float kept = kept_margin(s->margin, s->clean, j);
                 value /= KEPT_MARGIN_OFFSET + (kept < 0.0f ? 0.0f : kept);

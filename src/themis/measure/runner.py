@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
@@ -74,10 +74,6 @@ class Portion:
         return groups
 
 
-Upcoming = Callable[[], Iterator[Portion]]
-"""Returns the portions that are measured after the pending one."""
-
-
 class Measurer(Protocol):
     """Phase 1 of a campaign. Which measurer runs a test never changes its result."""
 
@@ -87,14 +83,14 @@ class Measurer(Protocol):
     def begin(self, panel: Tensor, scale: Tensor | None) -> None:
         """Prepare for tests, of which the neurons of the panel are watched. scale: the unit of each sensitivity."""
 
-    def measure(self, pending: Portion, upcoming: Upcoming, max_passes: int | None) -> Measurement:
+    def measure(self, pending: Portion, upcoming: Iterable[Portion], max_passes: int | None) -> Measurement:
         """Run the first chunk of the pending tests, see `TestRunner.measure`.
 
         The chunks after it and the upcoming portions may be started ahead: they are what later calls ask for, unless a
         budget runs out. There may be no end to them.
         """
 
-    def gather(self, upcoming: Upcoming | None = None) -> None:
+    def gather(self, upcoming: Iterable[Portion] | None = None) -> None:
         """Complete the moments, which are judged or saved next; upcoming portions may be started meanwhile."""
 
     def end(self) -> None:
@@ -121,16 +117,16 @@ class LocalMeasurer:
     def begin(self, panel: Tensor, scale: Tensor | None) -> None:
         self._runner = TestRunner(self.calculator, panel)
 
-    def measure(self, pending: Portion, upcoming: Upcoming, max_passes: int | None) -> Measurement:
+    def measure(self, pending: Portion, upcoming: Iterable[Portion], max_passes: int | None) -> Measurement:
         runner = self._runner = self._runner or TestRunner(self.calculator)
         if not isinstance(runner.runner, CapturedRunner) or not runner.runner.captures:
             tests, objective = pending.choose(pending.tests)
             return runner.measure(tests, pending.into, objective, max_passes)
-        portions = [pending, *(portion for portion in islice(upcoming(), 1) if portion.is_next)]
+        portions = [pending, *(portion for portion in islice(upcoming, 1) if portion.is_next)]
         first, *ahead = [group for portion in portions for group in portion.by_objective()]
         return runner.measure(first.tests, first.into, first.objective, max_passes, ahead)
 
-    def gather(self, upcoming: Upcoming | None = None) -> None:
+    def gather(self, upcoming: Iterable[Portion] | None = None) -> None:
         pass
 
     def end(self) -> None:

@@ -55,6 +55,7 @@ def before_tests(space: Space) -> State:
     counts = {name: np.zeros(n, dtype=np.int64) for name in ("tests", "broke", "faults", "seen_once", "corners")}
     return {
         **counts,  # of the search stream; faults of both streams, outcomes seen once, corners tried
+        "ahead": np.zeros(n, dtype=np.int64),  # tests that were proposed and have not been observed
         "total_margin": np.zeros(n),
         "margin": space.margin.astype(np.float32).copy(),  # the smallest seen
         "squared_shortfall": np.zeros(()),  # summed over tests
@@ -99,14 +100,16 @@ class Arithmetic:
         read = _logistic(level + slope * spreads + _frailty(state))
         known = ESTIMATE_WEIGHT + state["tests"]
         chances = (ESTIMATE_WEIGHT * read + state["broke"]) / known
-        further = np.arange(depth)[:, None]
+        further = state["ahead"] + np.arange(depth)[:, None]
         worth: Numbers = chances * known / (known + further * (1 - chances))
         faults = np.minimum(np.rint(state["faults"] + further * chances).astype(np.int64), MAX_SEED_FAULTS - 1)
         worth *= _fault_values(state).take(faults * MAX_SEEN_ONCE + np.minimum(state["seen_once"], MAX_SEEN_ONCE - 1))
         if not len(state["known"]):
             worth /= KEPT_MARGIN_OFFSET + self._kept_margin(state).clip(min=0)
         if not space.is_random:  # without noise, trying a corner again gives the same result
-            worth *= np.where(state["corners"] + further < 1 << len(space.free_dimensions), 1, REPEAT_VALUE)
+            worth *= np.where(
+                state["corners"] + further - state["ahead"] < 1 << len(space.free_dimensions), 1, REPEAT_VALUE
+            )
         return worth
 
     def spreads_above(self, state: State) -> Numbers:

@@ -23,7 +23,7 @@ DOUBLE, SINGLE, INTEGER = np.dtype(np.float64), np.dtype(np.float32), np.dtype(n
 BOOL = np.dtype(np.bool_)
 
 SEED_PARTS = (
-    *("margin", "answer_index", "tests", "broke", "faults", "seen_once", "corners"),
+    *("margin", "answer_index", "tests", "broke", "faults", "seen_once", "corners", "ahead"),
     *("total_margin", "margin_losses", "answer_faults", "curve", "precision", "squared_shortfall"),
     *("seen_faults", "new_faults"),
 )

@@ -176,6 +176,8 @@ class Policy(Protocol):
     """Whether all its tests need the gradient in theta: one backward pass per test, or finite differences."""
     uses_gradient: bool = False
     """Whether it may propose tests of the kinds in ASCENTS, which need a gradient, if there is one."""
+    can_be_ahead: bool = False
+    """Whether it can propose tests while those that it proposed before are still running."""
     is_guided: bool = False
     """Whether it follows a criterion."""
     takes_rivals: bool = False

@@ -28,7 +28,7 @@ AT_CORNER = ("corner", "sweep", "draw")
 class Scheduled(Policy):
     """Proposes the tests with the largest chance of a new fault, of the kinds that pay off."""
 
-    uses_gradient = True
+    uses_gradient = can_be_ahead = True
 
     def init(self, space: Space) -> None:
         self.space = space
@@ -47,14 +47,14 @@ class Scheduled(Policy):
             "fault_answer": np.zeros(0, dtype=np.int64),  # the clean answer of its seed
             "seen": np.zeros(0, dtype=np.int64),  # without noise: the tests run so far, one number each, ascending
             "corner_scale": np.ones(()),  # how far out the corners are, as a share of the way to the bounds
-            "first": np.array(-1),  # number of the first test of the last proposal
-            "spreads": np.zeros(0),  # of these tests: what `spreads_above` predicted
+            "waiting": np.zeros((0, 4)),  # tests not observed yet: number, position, kind, and what `spreads_above` was
         }
         self._arithmetic = Compiled.of(space, self.state) or Arithmetic(space)
         self._compares_corners = kinds.are_compared(space)
 
     def propose(self, number: Ints) -> Tests:
         state, space = self.state, self.space
+        state["waiting"] = state["waiting"][state["waiting"][:, 0] < number[0]]  # a budget has cut off the others
         chosen = kinds.choose_kinds(state, space, number, self._arithmetic)
         position, spreads = self._positions(chosen, int(number[0]))
         position = self._climbers(position, chosen)
@@ -71,7 +71,6 @@ class Scheduled(Policy):
         corner = is_corner.nonzero()[0]
         if self._compares_corners:
             self._visit(position[~is_corner], theta[~is_corner])
-        kinds.count_kinds(state, space, chosen)
         kind = KIND_NAMES[chosen]
         if len(space.free_dimensions) or not space.is_random:  # else there is one corner, with new noise each time
             theta[corner], is_new = self._corners(position[corner], number[corner], theta[corner])
@@ -81,8 +80,10 @@ class Scheduled(Policy):
             theta[corner] = space.identity + state["corner_scale"] * (theta[corner] - space.identity)
         if noise_seed is not None:  # ascents come last, each kind by itself
             order = np.argsort(np.maximum(chosen, PLAIN - 1), kind="stable")
-            position, theta, kind, noise_seed = position[order], theta[order], kind[order], noise_seed[order]
-        state["first"], state["spreads"] = np.array(number[0]), spreads[position]
+            position, theta, kind = position[order], theta[order], kind[order]
+            chosen, noise_seed = chosen[order], noise_seed[order]
+        proposed = np.stack([number, position, chosen, spreads[position]], 1)
+        state["waiting"] = np.concatenate([state["waiting"], proposed])
         tests = space.tests(number, position, theta, kind)
         if noise_seed is None:
             return tests
@@ -94,10 +95,14 @@ class Scheduled(Policy):
             self._move_corners(tests.kind, results.is_dropped)
         kinds.follow(state, space, tests, results)
         position = space.position(tests.seed)
-        if len(tests) and tests.number[0] == state["first"]:
+        is_here = np.isin(state["waiting"][:, 0], tests.number)
+        if is_here.any():
+            _, _, kind, spreads = state["waiting"][is_here].T
+            state["waiting"] = state["waiting"][~is_here]
+            kinds.count_kinds(state, space, kind.astype(np.int64))
             own = results.was_run & (tests.kind != "redrawn")
             if own.any():
-                self._learn(tests[own], position[own], results[own], state["spreads"][: len(tests)][own])
+                self._learn(tests[own], position[own], results[own], spreads[own])
         if results.is_dropped is not None:
             run = results.was_run
             tests, results, position = tests[run], results[run], position[run]
@@ -150,6 +155,7 @@ class Scheduled(Policy):
         is_sweep, n_seeds = chosen == SWEEP, len(self.space.seeds)
         n_sweeps = int(np.count_nonzero(is_sweep))
         n = len(chosen) - n_sweeps
+        self.state["ahead"] = np.bincount(self.state["waiting"][:, 1].astype(np.int64), minlength=n_seeds)
         n_tests = self.state["margin_losses"][0].sum()  # those of each clean answer
         depth = 1 if n_tests < WARM_UP_TESTS else max(TESTS_PER_SEED, 2 * TESTS_PER_SEED * n // n_seeds)
         best, spreads = self._arithmetic.choose_seeds(self.state, max(depth, -(-n // n_seeds)), n, first)

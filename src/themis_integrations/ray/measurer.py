@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, islice, takewhile
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from themis.errors import DataError, UsageError
 from themis.measure.calculator import Calculator, GradedChunk, Limits
 from themis.measure.fold import Objective
 from themis.measure.moments import Accumulator, Moments
-from themis.measure.runner import Measurement, Portion, TestRunner, Upcoming
+from themis.measure.runner import Measurement, Portion, TestRunner
 from themis.measure.sweep import SWEEP, sweep_chunk, take_sweep
 from themis.measure.tests import FaultDetails, Ints, Tests
 from themis.oracle import Oracle, choose_oracle
@@ -283,10 +283,10 @@ class RemoteMeasurer:
         )
         self.pool.broadcast("begin_tests", calculator.perturbation, self.pool.share(clean))
 
-    def measure(self, pending: Portion, upcoming: Upcoming, max_passes: int | None) -> Measurement:
+    def measure(self, pending: Portion, upcoming: Iterable[Portion], max_passes: int | None) -> Measurement:
         into, calculator = pending.into, self.calculator
         if not self._is_underway(pending.tests):
-            self._start(chain([pending], upcoming()))
+            self._start(chain([pending], upcoming))
             self._last_pending = int(pending.tests.number[-1])
             self._hand_over()
         started = self._started.pop(int(pending.tests.number[0]))
@@ -309,10 +309,10 @@ class RemoteMeasurer:
         calculator.own_passes = max(calculator.own_passes, measured.own_passes)
         return self._received(measured.measurement)
 
-    def gather(self, upcoming: Upcoming | None = None) -> None:
+    def gather(self, upcoming: Iterable[Portion] | None = None) -> None:
         """Add the sums of all chunks that were taken; those of workers that have died are computed again."""
         if upcoming is not None:
-            self._start(upcoming(), is_foreseen=True)
+            self._start(upcoming)
             self._last_pending = -1
         self._hand_over()
         while self._handed:
@@ -368,21 +368,17 @@ class RemoteMeasurer:
         chunk = started.chunk.tests
         return chunk.equals(tests[: self.calculator.chunk][: len(chunk)])
 
-    def _start(self, portions: Iterable[Portion], *, is_foreseen: bool = False) -> None:
-        """Start all chunks of these portions that were not started, and drop all others.
-
-        is_foreseen: whether the next round is not judged yet, which decides about objectives.
-        """
+    def _start(self, portions: Iterable[Portion]) -> None:
+        """Start all chunks of these portions that were not started, and drop all others."""
         before, self._started = self._started, {}
         n_spare = SPARE * self.pool.n_workers
         for position, portion in enumerate(portions):
             is_first = portion.into.count == 0  # the others need what its first chunk determines
             if n_spare <= 0 or (is_first and position):
                 break
-            chunks: Iterable[tuple[Tests, Objective | None]] = self._chunks(portion)
-            if is_foreseen:
-                chunks = takewhile(lambda chunk: chunk[1] is None, chunks)
-            for tests, objective in islice(chunks, 1 if is_first else None if portion.is_next else n_spare):
+            for tests, objective in islice(
+                self._chunks(portion), 1 if is_first else None if portion.is_next else n_spare
+            ):
                 started = self._start_chunk(portion, tests, _describe(objective), before)
                 self._started[int(tests.number[0])] = started
                 n_spare -= not portion.is_next

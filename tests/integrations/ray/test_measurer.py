@@ -13,6 +13,7 @@ from torch import nn
 import themis
 from themis import Against, BlackBox, Target, UsageError
 from themis.campaign import api as campaign_api
+from themis.campaign import loop
 from themis.measure import chunk
 from themis.measure.calculator import Limits
 from themis.runs.store.reader import Reader
@@ -142,6 +143,32 @@ def test_no_test_is_started_in_vain(in_workers):
     _run(max_tests=1200, round_size=240, magnitude=0.3)  # later rounds propose uniform and searched tests together
     assert pools[0].n_hastened > 0
     assert pools[0].n_discarded == 0
+
+
+@pytest.mark.parametrize("n_workers", [1, 2, 5])
+@pytest.mark.parametrize("max_passes", [None, 1500])
+def test_tests_that_are_proposed_ahead_are_the_same_in_workers(n_workers, max_passes, in_workers, monkeypatch):
+    monkeypatch.setattr(loop, "AHEAD_FROM", 200)
+    options = {"max_tests": 1500, "max_passes": max_passes, "round_size": 240, "magnitude": 0.3}
+    local = _run(**options)
+    pools = in_workers(n_workers)
+    assert_same_end(local, _run(**options))
+    assert pools[0].n_discarded == 0 or max_passes
+
+
+def test_the_next_tests_are_known_while_others_run(in_workers, monkeypatch):
+    monkeypatch.setattr(loop, "AHEAD_FROM", 200)
+    known, measure = [], RemoteMeasurer.measure
+
+    def watch(self, *values):
+        measurement = measure(self, *values)
+        known.append(sum(len(each.chunk.tests) for each in self._started.values() if each.chunk.stream == "search"))
+        return measurement
+
+    monkeypatch.setattr(RemoteMeasurer, "measure", watch)
+    in_workers(2)
+    _run(max_tests=1500, round_size=240, magnitude=0.3)
+    assert min(known[80:-20]) > 0
 
 
 def test_a_run_changes_its_executor_when_it_is_resumed(in_workers, tmp_path):

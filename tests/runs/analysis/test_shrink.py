@@ -274,7 +274,7 @@ def test_passes_are_batched_over_faults():
     faults = run.faults.most_telling(1000)
     n_chunks = -(-len(faults) // faults[0].chunk)
     assert len(faults) > 250
-    assert n_chunks == 2
+    assert n_chunks > 1
     before = net.calls
     shrunk = shrink(run, faults)
     calls, tests = net.calls - before, sum(each.passes for each in shrunk)
