@@ -28,7 +28,7 @@ Floats = NDArray[np.float32]
 CLUSTERED_COMPONENTS = 20
 CLUSTERED_SEEDS = 2000
 """Seeds that clusters are formed from; every other one joins the nearest."""
-LEAST_SILHOUETTE = 0.1
+MIN_SILHOUETTE = 0.1
 """Least silhouette of clusters: in 20 dimensions, a single cloud of points has one of 0.05."""
 N_CLASSES = 3
 """Classes of seeds that a group's description names."""
@@ -90,7 +90,7 @@ def find_clusters(features: Floats, most: int) -> Ints:
         if len(np.unique(clusters.labels_)) == k:
             found.append((silhouette_score(points[at], clusters.labels_), clusters.predict(points).astype(np.int64)))
     apart, best = max(found, key=lambda pair: pair[0], default=(0.0, single))
-    return best if apart >= LEAST_SILHOUETTE else single
+    return best if apart >= MIN_SILHOUETTE else single
 
 
 def _describe(faults: Faults, is_member: NDArray[np.bool_], n_shown: int) -> Group:

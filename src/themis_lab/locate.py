@@ -30,7 +30,7 @@ ORDINARY = 384
 """Tests that the baseline is learned from: about a hundred for each of the few parameters of a layer's fit."""
 PRECEDING_LAYERS = 2
 """Preceding layers that predict a layer's sensitivity, besides the input: a block and what bypasses it."""
-LEAST_SENSITIVITY = 0.1
+MIN_SENSITIVITY = 0.1
 """Least baseline sensitivity of a neuron, as a share of its layer's: one that hardly ever moves must not dominate."""
 FLOOR = 0.05
 """Least standard deviation of a layer's logarithm: a twentieth more than predicted is never unusual."""
@@ -38,7 +38,7 @@ RIDGE = 1e-3
 """Ridge penalty that keeps a fit solvable if layers move together, in variances of a logarithm."""
 TUKEY = 4.685
 """Standard deviations beyond which a test is ignored by a fit: Tukey's constant, 95% efficient for normal errors."""
-MOST_LOCATED = 24
+MAX_LOCATED = 24
 """Most faults that are run again: their median then has a quarter of their standard deviation."""
 NEARLY = 0.5
 """Share of the largest score from which a layer may be the entry: half of an extreme score is still extreme."""
@@ -110,7 +110,7 @@ def learn_baseline(run: AnyRun, n: int = ORDINARY, random_seed: int = 0) -> Base
             # Not the root mean square: passed tests in which a layer went wrong would count too much.
             scale = _mean_changes(calculator, tests, [layer.name for layer in calculator.layers])
             for mean in scale.values():
-                mean.clamp_(min=max(float(LEAST_SENSITIVITY * mean.square().mean().sqrt()), 1e-12))
+                mean.clamp_(min=max(float(MIN_SENSITIVITY * mean.square().mean().sqrt()), 1e-12))
             logs = _log_changes(calculator, tests, scale)
     fits = [_fit(_design(logs, k), logs[:, k]) for k in range(1, logs.shape[1])]
     return Baseline(calculator, scale, fits, len(tests))
@@ -120,7 +120,7 @@ def locate(faults: Sequence[Fault], baseline: Baseline) -> Localization:
     """The layers that change unusually in these faults, such as those of a group, with their neurons."""
     if not faults:
         raise UsageError("there must be a fault to locate, got none: pass some of run.faults")
-    at = np.linspace(0, len(faults) - 1, min(MOST_LOCATED, len(faults))).round().astype(int)
+    at = np.linspace(0, len(faults) - 1, min(MAX_LOCATED, len(faults))).round().astype(int)
     chosen = [faults[k] for k in at.tolist()]
     calculator = baseline.calculator
     with calculator.target.opened(), torch.no_grad():

@@ -63,7 +63,7 @@ class Acknowledge(themis.Callback):
 def work(request):
     perturbation, options = JOBS[request["job"]]
     callbacks = [Acknowledge(request["acknowledged"])]
-    writer.FIRST_CHECKPOINT = 0.0
+    writer.FIRST_CHECKPOINT_SECONDS = 0.0
     if request["job"] in ("noise", "small"):  # inputs that will not be stored are sorted out at once
         recorder.LARGE = 0
     if request.get("always"):  # a flush and a checkpoint after every chunk: the same operations in every run

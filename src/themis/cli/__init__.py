@@ -32,7 +32,7 @@ DONE, GATE_FAILED, BAD_USAGE, RUN_FAILED, UNDECIDED, INTERRUPTED = 0, 1, 2, 3, 4
 (SIGTERM), 129 (SIGHUP)."""
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 PATH_ERRORS = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
-FIRST_SECONDS, MOST_SECONDS = 2.0, 60.0
+FIRST_SECONDS, MAX_SECONDS = 2.0, 60.0
 """After how long a step is printed, and how long it takes at most until it is printed again."""
 
 COMMANDS = {
@@ -277,7 +277,7 @@ def _printed_steps(name: str) -> Iterator[None]:
         while not has_ended.wait(seconds):
             if step in steps[-1:]:
                 print_text(f"{name}: {step.describe()} ({time.perf_counter() - begun:.0f} s so far)", file=sys.stderr)
-            seconds = min(2 * seconds, MOST_SECONDS)
+            seconds = min(2 * seconds, MAX_SECONDS)
 
     @contextmanager
     def show(step: Step) -> Iterator[None]:

@@ -20,7 +20,7 @@ from themis.cli.options import FORCE_HELP, CommandLine, Parser, add_fields, add_
 from themis.cli.source import rebuild
 from themis.report.table import Table, table_console
 from themis.runs.source import Origin
-from themis.runs.store.files import COMMENT, made_by, write_fresh
+from themis.runs.store.files import TEXT_MARK, made_by, write_fresh
 from themis.runs.store.reader import Reader
 from themis.suites.folder import is_suite
 from themis.text import print_columns, print_json, print_text
@@ -116,5 +116,5 @@ def _write(result: Diff | SuiteDiff, path: Path, *, is_forced: bool) -> None:
     if path.suffix.lower() == ".json":
         content = (json.dumps({**made_by("diff"), **result.as_dict()}, indent=2, allow_nan=False) + "\n").encode()
     else:
-        content = f"{COMMENT}\n\n{result.markdown()}".encode(errors="replace")
+        content = f"{TEXT_MARK}\n\n{result.markdown()}".encode(errors="replace")
     write_fresh(path, content, replaces=is_forced)

@@ -26,7 +26,7 @@ from themis.errors import UsageError, nearest
 from themis.options import check_count
 from themis.report.names import feature_names
 from themis.runs.fault import COLUMNS, Fault, show_outcome
-from themis.runs.store.export import FOLDERS, FORMATS, export, json_text
+from themis.runs.store.export import EXPORT_FOLDERS, EXPORT_FORMATS, export, json_text
 from themis.runs.store.files import fresh_file
 from themis.runs.store.reader import Reader, Selection, check_condition
 from themis.runs.store.schema import TENSORS_COLUMN, read_signature
@@ -227,16 +227,16 @@ def _describe_changes(run: Reader, id: int) -> list[str]:
 
 def _export(run: Reader, selection: Selection, name: str, replaces: bool) -> str:
     kind, _, folder = name.partition(":")
-    if kind in FOLDERS and folder:
-        n, n_matching = FOLDERS[kind](run, selection, Path(folder)), selection.count(run)
+    if kind in EXPORT_FOLDERS and folder:
+        n, n_matching = EXPORT_FOLDERS[kind](run, selection, Path(folder)), selection.count(run)
         is_part = n < min(n_matching, selection.limit or n_matching)
         left_out = "; the inputs of the others were not kept" if is_part else ""
         return f"Wrote the pictures of {n:,} of {counted(n_matching, 'fault')} to {folder}{left_out}"
     path = Path(name)
     if not path.suffix:
-        folders = " or ".join(f"{each}:FOLDER" for each in FOLDERS)
-        raise UsageError(f"--export must be {', '.join(FORMATS)}, .png, {folders}, got {name}")
-    check_file("--export", path, [*FORMATS, ".png"], replaces=replaces)
+        folders = " or ".join(f"{each}:FOLDER" for each in EXPORT_FOLDERS)
+        raise UsageError(f"--export must be {', '.join(EXPORT_FORMATS)}, .png, {folders}, got {name}")
+    check_file("--export", path, [*EXPORT_FORMATS, ".png"], replaces=replaces)
     if path.suffix.lower() == ".png":
         return _draw(run, selection, path, replaces)
     n = export(run, selection.rows(run), path, replaces=replaces)

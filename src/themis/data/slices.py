@@ -16,9 +16,9 @@ from themis.data.seeds import Seeds, class_numbers
 from themis.errors import DataError, UsageError, nearest
 from themis.reading import read_regular
 
-MOST_VALUES = 12
+MAX_VALUES = 12
 """Numbers with more distinct values than this are divided into quarters."""
-MOST_NAMES = 100
+MAX_NAMES = 100
 """Distinct values of a column of text, beyond which it says nothing about slices."""
 MAX_TABLE = 256 << 20
 """Bytes of a CSV file."""
@@ -39,7 +39,7 @@ class SliceColumn:
 def class_column(numbers: NDArray[np.int64], names: Sequence[str] | None) -> SliceColumn | None:
     """The classes of seeds, from their numbers; None if they have none."""
     known = np.unique(numbers[numbers >= 0])
-    if not 2 <= len(known) <= MOST_NAMES:
+    if not 2 <= len(known) <= MAX_NAMES:
         return None
     values = tuple(names[k] if names is not None and k < len(names) else str(k) for k in known.tolist())
     position = np.where(numbers >= 0, np.searchsorted(known, numbers), -1)
@@ -67,7 +67,7 @@ def slice_columns(
             made = _column(name.rpartition(":")[2], read_column(name, seed_id, "slice_by"))
         if made is None:
             raise UsageError(
-                f"slice_by needs columns with 2 to {MOST_NAMES} values, or numbers, but {name} has fewer or more: name "
+                f"slice_by needs columns with 2 to {MAX_NAMES} values, or numbers, but {name} has fewer or more: name "
                 "another column"
             )
         columns.append(made)
@@ -126,12 +126,12 @@ def _column(name: str, values: list[Any]) -> SliceColumn | None:
     shown = list(map(_shown, values))
     numbers = np.array([_as_number(text) if text else np.nan for text in shown])
     is_known = ~np.isnan(numbers)
-    if np.isfinite(numbers[is_known]).all() and len(np.unique(numbers[is_known])) > MOST_VALUES:
+    if np.isfinite(numbers[is_known]).all() and len(np.unique(numbers[is_known])) > MAX_VALUES:
         ends = np.quantile(numbers[is_known], (0, 0.25, 0.5, 0.75, 1))
         ranges = tuple(f"{low:.4g} to {high:.4g}" for low, high in pairwise(ends))
         return SliceColumn(name, ranges, np.where(is_known, np.searchsorted(ends[1:4], numbers, side="left"), -1))
     texts = sorted(set(shown) - {""}, key=lambda text: (_as_number(text), text))
-    if not 2 <= len(texts) <= MOST_NAMES:
+    if not 2 <= len(texts) <= MAX_NAMES:
         return None
     index = {text: k for k, text in enumerate(texts)}
     return SliceColumn(name, tuple(texts), np.array([index.get(text, -1) for text in shown], dtype=np.int64))

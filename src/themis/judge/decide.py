@@ -33,7 +33,7 @@ SMALLER_RATES = ((0.0, 4), (0.125, 3), (0.25, 4), (0.5, 4), (0.75, 2), (0.875, 1
 """Rates under the limit that are bet on, as shares of it, and their parts of the stake."""
 LARGER_RATES = tuple(1 + 2.0**k for k in range(-5, 12))
 """Rates over the limit that are bet on, with equal parts of the stake; only those below 1 count."""
-MOST_FORECAST_TESTS = 10**8
+MAX_FORECAST_TESTS = 10**8
 """Tests beyond which no verdict is forecast."""
 
 
@@ -129,7 +129,7 @@ def _stake(limit: float, bets: list[tuple[float, int]], tests: Any, faults: Any)
 
 def _more_tests(limit: float, tests: int, faults: int) -> int | None:
     """Further tests that decide, if faults stay as frequent as they were."""
-    totals: NDArray[np.int64] = np.unique(np.geomspace(max(tests, 1), MOST_FORECAST_TESTS, 2000).astype(np.int64))
+    totals: NDArray[np.int64] = np.unique(np.geomspace(max(tests, 1), MAX_FORECAST_TESTS, 2000).astype(np.int64))
     smaller, larger = stakes(limit, totals, totals * (faults / max(tests, 1)))
     decided = totals[(np.maximum(smaller, larger) >= 1 / ERROR) & (totals > tests)]
     return int(decided[0]) - tests if len(decided) else None

@@ -29,7 +29,7 @@ BLOCK = 512
 BLOCK_DRAWS = 2**22
 """Maximum draws per block: longer chains make smaller blocks, so memory stays at 60 MB per thread."""
 
-MOST_THREADS = 4
+MAX_THREADS = 4
 """Maximum number of blocks at a time; with more, threads wait for the interpreter longer than they compute."""
 
 STEPS_PER_DRAW = 32
@@ -60,7 +60,7 @@ def _map_by_thread(judge: Callable[[int, Tensor], Posterior], blocks: Sequence[T
     the results independent of the number of threads.
     """
     n_threads = torch.get_num_threads()
-    pool = ThreadPoolExecutor(min(n_threads, MOST_THREADS), initializer=torch.set_num_threads, initargs=(1,))
+    pool = ThreadPoolExecutor(min(n_threads, MAX_THREADS), initializer=torch.set_num_threads, initargs=(1,))
     try:
         return list(pool.map(judge, range(len(blocks)), blocks))
     finally:

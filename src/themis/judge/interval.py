@@ -17,7 +17,7 @@ MIN_JACKKNIFE_TESTS = 30
 
 # Errors of a standard deviation are skewed: the effect of a few seeds is mostly missed and rarely overstated. So the
 # upper limit, which fails more often, gets less of the 5%.
-_SPREAD_ABOVE, _SPREAD_BELOW, _LEAST_TAIL = 0.01, 0.025, 1e-4
+_SPREAD_ABOVE, _SPREAD_BELOW, _MIN_TAIL = 0.01, 0.025, 1e-4
 
 
 def coverage_interval(
@@ -93,7 +93,7 @@ def _jackknife_variance(replicates: Tensor) -> Tensor:
 
 
 def _tails(most: float) -> Tensor:
-    return torch.from_numpy(np.geomspace(most, _LEAST_TAIL, 12))
+    return torch.from_numpy(np.geomspace(most, _MIN_TAIL, 12))
 
 
 def _within(tails: Tensor, n_panel: int) -> Tensor:

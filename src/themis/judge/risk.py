@@ -32,7 +32,7 @@ Sample = tuple[Floats, Floats | None]
 """Values of a variable in 0..1, and their weights if they have some."""
 
 TAIL_PROBABILITY = 0.025
-MOST_COUNTED = 1 << 40
+MAX_COUNTED = 1 << 40
 """Numbers beyond this are not looked for."""
 _LOG_TAIL = float(np.log(1 / TAIL_PROBABILITY))
 _HALF_Z2 = 1.959963984540054**2 / 2
@@ -134,7 +134,7 @@ def seeds_to_exceed(limit: float, rate: float, tail: float) -> int:
     """
     from scipy.special import betaincinv
 
-    return 1 + bisect(range(1, MOST_COUNTED), limit, key=lambda n: float(betaincinv(rate * n, n - rate * n + 1, tail)))
+    return 1 + bisect(range(1, MAX_COUNTED), limit, key=lambda n: float(betaincinv(rate * n, n - rate * n + 1, tail)))
 
 
 def mean_p_value(values: Floats, mean: float) -> float:
@@ -289,7 +289,7 @@ def _quantiles(mixtures: _Mixture, share: float) -> Floats:
     last, limit = mean, np.minimum(1.0, mean + ndtri(share) * np.sqrt(variance))
     low, high, at = points.min(1), np.ones(len(points)), np.arange(len(points))
     of_last, of_limit = excess(last, at), excess(limit, at)
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MAX_STEPS):
         low, high = np.where(of_limit < 0, limit, low), np.where(of_limit < 0, high, limit)
         at = (np.minimum(np.abs(of_limit), high - low) > _PRECISION).nonzero()[0]
         if not len(at):
@@ -303,7 +303,7 @@ def _quantiles(mixtures: _Mixture, share: float) -> Floats:
     return np.asarray(limit)
 
 
-_PRECISION, _MOST_STEPS = 1e-9, 100
+_PRECISION, _MAX_STEPS = 1e-9, 100
 _FREQUENCY_STEP, _NEGLIGIBLE = 0.1, 1e-9
 _FREQUENCIES = np.split(np.exp(np.arange(-8, 20, _FREQUENCY_STEP)), (100, 180))
 """Most samples need those of the first block only."""
@@ -392,7 +392,7 @@ class Reach:
         from scipy.special import betainc
 
         odds = self.shape / (self.shape + self.mean)
-        n = bisect_left(range(MOST_COUNTED), share, key=lambda n: float(betainc(self.shape, n + 1, odds)))
+        n = bisect_left(range(MAX_COUNTED), share, key=lambda n: float(betainc(self.shape, n + 1, odds)))
         return n if self.n_left is None else min(n, self.n_left)
 
     @property

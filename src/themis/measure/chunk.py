@@ -17,12 +17,12 @@ from themis.target.activations import Layer
 
 CHUNK_ACTIVATIONS = 1 << 24
 """Activations of one chunk on a CPU: 64 MiB of them. Larger chunks do not fit into its caches."""
-CHUNK_LEAST, CHUNK_MOST = 8, 256
+MIN_CHUNK, MAX_CHUNK = 8, 256
 ACCELERATOR_BATCH = 256
-PASS_STEPS, PASS_LEAST, ACCELERATOR_STEP = 16, 8, 32
+PASS_STEPS, MIN_PASS, ACCELERATOR_STEP = 16, 8, 32
 """A pass of fewer tests than a chunk is padded to a multiple of a sixteenth of the chunk, at least 8; on an accelerator
 to a multiple of 32."""
-ATTACK_ACTIVATIONS, ATTACK_LEAST = 1 << 17, 16
+ATTACK_ACTIVATIONS, MIN_ATTACK = 1 << 17, 16
 """Activations per layer that a block of an attack has on a CPU at least, and its fewest tests. By measurement, chunks
 that are full take 0.7 (DAVE-2) to 1.06 (ResNet-56) times as long in such blocks as in one piece."""
 
@@ -38,7 +38,7 @@ def chunk_size(n_neurons: int, device: torch.device, batch_size: int | None) -> 
     if device.type != "cpu":
         return batch_size or ACCELERATOR_BATCH
     fitting = max(1, CHUNK_ACTIVATIONS // n_neurons)
-    return min(CHUNK_MOST, max(CHUNK_LEAST, 1 << round(math.log2(fitting))))
+    return min(MAX_CHUNK, max(MIN_CHUNK, 1 << round(math.log2(fitting))))
 
 
 def pass_size(n_tests: int, chunk: int, device: torch.device, block: int = 1) -> int:
@@ -47,7 +47,7 @@ def pass_size(n_tests: int, chunk: int, device: torch.device, block: int = 1) ->
     There are few sizes, so that kernels are prepared for few shapes. Another size may round differently: the size is
     recorded with each fault, and a replay uses it.
     """
-    step = max(PASS_LEAST, chunk // PASS_STEPS, block) if device.type == "cpu" else ACCELERATOR_STEP
+    step = max(MIN_PASS, chunk // PASS_STEPS, block) if device.type == "cpu" else ACCELERATOR_STEP
     return min(chunk, -(-n_tests // step) * step)
 
 
@@ -62,7 +62,7 @@ def attack_size(n_rows: int, layers: Sequence[Layer], device: torch.device) -> i
         return n_rows
     per_layer = max(1, layers[-1].stop // len(layers))
     size = 1 << max(0, math.ceil(math.log2(ATTACK_ACTIVATIONS / per_layer)))
-    return min(n_rows, max(ATTACK_LEAST, size))
+    return min(n_rows, max(MIN_ATTACK, size))
 
 
 def padded(rows: Tensor, size: int) -> Tensor:

@@ -45,7 +45,7 @@ def take_sweep(calculator: Calculator, moments: Moments, outputs: list[Tensor]) 
     return moments.checked(calculator.layers)
 
 
-LEAST_CAPTURED = 8
+MIN_CAPTURED = 8
 """Chunks from which capturing one of them pays."""
 
 
@@ -54,7 +54,7 @@ def _sweep(calculator: Calculator) -> tuple[Moments, list[Tensor]]:
     moments, chunk, n_inputs = calculator.accumulator(), calculator.chunk, len(calculator.inputs)
     outputs, graph = [], None
     for first in range(0, n_inputs, chunk):
-        if first == chunk and n_inputs >= LEAST_CAPTURED * chunk:  # the first one has set the shift
+        if first == chunk and n_inputs >= MIN_CAPTURED * chunk:  # the first one has set the shift
             graph = _CapturedSweep.of(calculator, moments)
         if graph is not None and first + chunk <= n_inputs:
             outputs.append(graph.run(first))

@@ -29,16 +29,16 @@ from themis.oracle.boxes import (
 from themis.oracle.motion import Motion
 from themis.oracle.oracle import KEPT_ANSWER, Oracle, Verdict, read_number
 
-OVERLAP, LEAST_SCORE = 0.5, 0.5
+OVERLAP, MIN_SCORE = 0.5, 0.5
 MOVED_IOU = 0.1
 """IoU from which a lost object counts as moved."""
-LEAST_LOSS = 1e-6
-LEAST_SHARE_SEEN = 0.5
+MIN_LOSS = 1e-6
+MIN_SHARE_SEEN = 0.5
 """Share of a moved object that must still be in the picture for it to be required, and of a detection that must show
 the clean picture for it to count: beyond its edges, a moved picture is mirrored."""
-LEAST_SIDE = 4.0
+MIN_SIDE = 4.0
 """Pixels of a moved object's shorter side below which it need not be found."""
-MOST_DEFORMED = 0.2
+MAX_DEFORMED = 0.2
 """How far an object may be from what an affine map makes of it: one that is torn or folded need not be found."""
 GRID_POINTS, OBJECT_POINTS = 16, 5
 """Points across a detection and across an object, in both directions, that tell which part of it is seen."""
@@ -113,7 +113,7 @@ class Detection(Oracle):
 
     is_spatial: ClassVar[bool] = True
     least_overlap: float = OVERLAP
-    least_score: float = LEAST_SCORE
+    least_score: float = MIN_SCORE
 
     @staticmethod
     def parse(text: str) -> Detection:
@@ -204,10 +204,10 @@ class Detection(Oracle):
         found = scores[:, :, None] * (overlaps / self.least_overlap).clamp_max(1)
         found = _highest(torch.where(is_same, found, 0.0), 1)
         is_required = reference[..., 5] > 0
-        losses = torch.where(is_required, -found.clamp_min(LEAST_LOSS).log(), 0.0)
+        losses = torch.where(is_required, -found.clamp_min(MIN_LOSS).log(), 0.0)
         is_object = (is_same & (overlaps >= self.least_overlap)).any(2) | (classes < 0)
         other = _highest(torch.where(is_object, 0.0, scores), 1)
-        return losses.sum(1) / is_required.sum(1).clamp_min(1) - (1 - other).clamp_min(LEAST_LOSS).log()
+        return losses.sum(1) / is_required.sum(1).clamp_min(1) - (1 - other).clamp_min(MIN_LOSS).log()
 
     def grade(self, clean_outputs: Tensor, labels: Tensor) -> dict[str, float]:
         precision = average_precision(clean_outputs, labels)
@@ -234,12 +234,12 @@ class Detection(Oracle):
         # Margins: of an object, the slack of its best detection; of a detection that is no object, that of its score.
         slack = torch.minimum(answers.scores[:, :, None] - self.least_score, overlaps - self.least_overlap)
         of_objects = _highest(torch.where(is_same, slack, -self.least_score), 1, -self.least_score)
-        of_objects = torch.where(is_broken, of_objects.clamp_max(-LEAST_LOSS), of_objects)
+        of_objects = torch.where(is_broken, of_objects.clamp_max(-MIN_LOSS), of_objects)
         of_objects = torch.where(objects.is_required, of_objects, torch.inf)
         is_excused = answers.is_excused | (answers.classes == PADDING) | (answers.is_answer & ~is_spurious)
         is_excused |= (is_same & is_near).any(2)
         of_others = torch.where(is_excused & ~is_spurious, torch.inf, self.least_score - answers.scores)
-        of_others = torch.where(is_spurious, of_others.clamp_max(-LEAST_LOSS), of_others)
+        of_others = torch.where(is_spurious, of_others.clamp_max(-MIN_LOSS), of_others)
         margins = torch.cat([of_objects, of_others, of_objects.new_full((n_tests, 1), self.least_score)], 1)
         # The outcome: that of the broken object or spurious detection with the smallest margin.
         kind = torch.where(is_mistaken, MISTAKEN, torch.where(has_moved, MOVED, LOST))
@@ -348,9 +348,9 @@ def moved_boxes(boxes: Tensor, motion: Motion) -> tuple[Tensor, Tensor]:
     points, places = _points_inside(boxes.detach(), OBJECT_POINTS)
     flat = motion.points(points.reshape(n, -1, 2)).detach()
     _, is_seen = motion.sources(flat)  # a part that has left the picture in an earlier step does not come back
-    is_there = is_seen.view(n, n_boxes, len(places)).float().mean(2) >= LEAST_SHARE_SEEN
-    is_whole = _deformation(flat.view(n, n_boxes, len(places), 2), places) <= MOST_DEFORMED
-    return moved, (share >= LEAST_SHARE_SEEN) & (sides.amin(-1) >= LEAST_SIDE) & is_there & is_whole
+    is_there = is_seen.view(n, n_boxes, len(places)).float().mean(2) >= MIN_SHARE_SEEN
+    is_whole = _deformation(flat.view(n, n_boxes, len(places), 2), places) <= MAX_DEFORMED
+    return moved, (share >= MIN_SHARE_SEEN) & (sides.amin(-1) >= MIN_SIDE) & is_there & is_whole
 
 
 def _deformation(moved: Tensor, places: Tensor) -> Tensor:
@@ -371,7 +371,7 @@ def _points_inside(boxes: Tensor, n_across: int) -> tuple[Tensor, Tensor]:
 
 def _moved_objects(objects: Objects, motion: Motion, boxes: Tensor, is_visible: Tensor) -> Objects:
     is_optional = (objects.classes != PADDING) & ~is_visible  # part of it may be found, in one piece or in several
-    around = boxes.new_tensor([-1, -1, 1, 1]) * LEAST_SIDE / 2
+    around = boxes.new_tensor([-1, -1, 1, 1]) * MIN_SIDE / 2
     return objects._replace(
         boxes=torch.where(is_optional[..., None], boxes + around, boxes),
         inner=motion.boxes(objects.inner, "ellipse")[0],
@@ -396,13 +396,13 @@ def _seen_through(answers: ScoredBoxes, motion: Motion, objects: Objects, is_vis
     most = torch.where(is_inside[..., None], points, -torch.inf).amax(2) + half
     visible = torch.cat([least, most], 2)
     visible = torch.where(visible.isfinite(), visible, boxes)
-    is_excused = is_inside.to(boxes.dtype).mean(2) < LEAST_SHARE_SEEN
+    is_excused = is_inside.to(boxes.dtype).mean(2) < MIN_SHARE_SEEN
     is_lost = (objects.classes != PADDING) & ~is_visible
     if bool(is_lost.any()):
         source, bounds = source[:, :, None], objects.boxes[:, None, :, None]
         is_from = ((source >= bounds[..., :2]) & (source <= bounds[..., 2:])).all(-1).to(boxes.dtype).mean(-1)
         is_same = answers.classes[:, :, None] == objects.classes[:, None]
-        is_excused |= ((is_from >= LEAST_SHARE_SEEN) & is_same & is_lost[:, None]).any(2)
+        is_excused |= ((is_from >= MIN_SHARE_SEEN) & is_same & is_lost[:, None]).any(2)
     return answers._replace(visible=visible, is_excused=is_excused)
 
 

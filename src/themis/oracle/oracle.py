@@ -21,9 +21,9 @@ KEPT_ANSWER = -2
 """Outcome of a test that kept its answer, in tasks whose outcomes say what changed."""
 
 
-LEAST_SEEDS = 10
+MIN_SEEDS = 10
 """With fewer seeds, a good model may give all of them the same answer."""
-LEAST_OTHERS = 10
+MIN_OTHERS = 10
 """With fewer labels other than the commonest, even a good model may have all of them wrong."""
 SAME_ANSWER_GAP = 1e-6
 """Difference between answers, as a share of the largest, up to which they are the same."""
@@ -218,7 +218,7 @@ def find_constant(oracle: Oracle, clean_outputs: Tensor, labels: Tensor | None) 
     unless it is clearly less accurate.
     """
     n = len(clean_outputs)
-    if n < LEAST_SEEDS:
+    if n < MIN_SEEDS:
         return None
     answers = oracle.answers(clean_outputs)
     if not answers.numel() or (answers.amax(0) - answers.amin(0)).max() <= SAME_ANSWER_GAP * answers.abs().max():
@@ -245,7 +245,7 @@ def class_baseline(answers: Tensor, labels: Tensor) -> BesideConstant | None:
     counts, named = (classes.flatten().bincount(minlength=n_classes).double() for classes in (labels, answers))
     commonest = counts.topk(k).indices
     own, constant = (answers == labels[:, None]).any(1), torch.isin(labels, commonest)
-    if n - int(constant.sum()) < LEAST_OTHERS:
+    if n - int(constant.sum()) < MIN_OTHERS:
         return None
     # Of the number of correct answers if the labels were shuffled: its mean and its variance.
     by_answer, by_label = counts[answers].sum(1) / n, named[labels] / n

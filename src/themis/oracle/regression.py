@@ -25,7 +25,7 @@ SMALLER, LARGER = 0, 1
 """Outcomes: the answer became smaller (steering: left) or larger (right)."""
 FIRST_OF_SEVERAL = 2
 """Outcome of the first of several numbers that became smaller; those of the next numbers follow in pairs."""
-LEAST_SHARE = 0.05
+MIN_SHARE = 0.05
 """The default tolerance is at least this share of the standard deviation of the labels: a nearly perfect model should
 not fail because of rounding."""
 SHARE_WITHOUT_LABELS = 0.1
@@ -33,7 +33,7 @@ SHARE_WITHOUT_LABELS = 0.1
 explains 99% of the variance."""
 TIMES_OFF = 3
 """The default tolerance of `off` in typical errors: beyond it, a normally distributed error is an outlier."""
-MOST_TOLERANCES = 64
+MAX_TOLERANCES = 64
 """With more outputs, the default is one tolerance for all of them."""
 N_LISTED_TOLERANCES = 4
 """Tolerances that are listed in words."""
@@ -98,10 +98,10 @@ class Regression(Oracle):
             return self._with(SHARE_WITHOUT_LABELS * self._length(spread), basis, answers)
         given = labels.reshape(answers.shape).double()
         typical = self._length((answers.double() - given).abs()).median(0).values
-        least = LEAST_SHARE * self._length(given.std(0, unbiased=False))
+        least = MIN_SHARE * self._length(given.std(0, unbiased=False))
         basis = "the model's median clean error"
         if bool((typical < least).all()):
-            basis = f"{LEAST_SHARE:.0%} of the standard deviation of the labels"
+            basis = f"{MIN_SHARE:.0%} of the standard deviation of the labels"
         times = 1 if self.compared_with == "clean" else TIMES_OFF
         basis = basis if times == 1 else f"{times} times {basis}"
         return self._with(times * torch.maximum(typical, least), f"{basis}, in the unit of the labels", answers)
@@ -114,7 +114,7 @@ class Regression(Oracle):
                 f"{len(answers)} equal to {_show(answers[0].tolist())}: pass an absolute tolerance, such as "
                 f"oracle='{self.name}:0.1'"
             )
-        if len(tolerances) > MOST_TOLERANCES:
+        if len(tolerances) > MAX_TOLERANCES:
             tolerances = tolerances.median()[None]
         if len(tolerances) == 1:
             return replace(self, tolerance=float(tolerances[0]), basis=basis)

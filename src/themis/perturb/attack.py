@@ -338,11 +338,11 @@ FIRST_SHARE = 0.8
 """The share of the inputs that a proposal changes at first."""
 HALVINGS = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
 """The shares of all queries after which that share is halved, as published for the Square attack."""
-LEAST_ASKED = 8
+MIN_ASKED = 8
 """An accelerator gets no smaller batch of questions than this."""
 CPU_BITS = 4
 """Leading bits in which the numbers of questions of a CPU's batches differ: an eighth of a batch is padding at most."""
-MOST_STEP = 0.5
+MAX_STEP = 0.5
 """How much smaller a box is tried at most than the smallest one with a fault, as a share of it; so it is at first."""
 GROWTH, DECAY = 2.0, 0.85
 """What a step is multiplied by after a fault, and after none."""
@@ -399,12 +399,12 @@ def square_label(inputs: Tensor, theta: Tensor, rng: Rng, context: Context, quer
         signs = _stripes(inputs, rng)
         drawn = rng.drawn
         tried, reach = signs, radius
-        size, step = torch.full_like(radius, context.span), torch.full_like(radius, MOST_STEP)
+        size, step = torch.full_like(radius, context.span), torch.full_like(radius, MAX_STEP)
         for k in range(1, queries + 1):
             margin = questions.margins(questions.disturbed(tried, reach))
             is_fault = by_row(questions.is_open & (margin < 0), inputs)
             signs, size = torch.where(is_fault, tried, signs), torch.where(is_fault, reach, size)
-            step = torch.where(is_fault, step * GROWTH, step * DECAY).clamp_max(MOST_STEP)
+            step = torch.where(is_fault, step * GROWTH, step * DECAY).clamp_max(MAX_STEP)
             questions.is_open &= (size > radius).flatten()
             if k == queries or not questions.is_open.any():
                 break
@@ -453,7 +453,7 @@ class _Questions:
 def _n_sent(n_open: int, device: torch.device) -> int:
     """Rows of a batch with `n_open` questions: hardly more on a CPU, and a power of two where rows cost little."""
     n_bits = (n_open - 1).bit_length()
-    step = 1 << max(0, n_bits - CPU_BITS) if device.type == "cpu" else max(LEAST_ASKED, 1 << n_bits)
+    step = 1 << max(0, n_bits - CPU_BITS) if device.type == "cpu" else max(MIN_ASKED, 1 << n_bits)
     return -(-n_open // step) * step
 
 

@@ -204,7 +204,7 @@ def _with_slopes(result: Tensor, theta: Tensor, slopes: list[Tensor]) -> Tensor:
 
 DISPLAY_GAMMA = 2.2
 """The exponent that approximates the sRGB curve: a value is `light ** (1 / 2.2)`."""
-LEAST_LIGHT = 1e-8
+MIN_LIGHT = 1e-8
 """The value that replaces black in a power, so that its slope stays finite."""
 
 IN_PHASE = (0.595716, -0.274453, -0.321263)
@@ -253,7 +253,7 @@ def hue(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
 def gamma(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Midtones made darker or brighter by a power of every value; black and white stay the same."""
     (stops,) = columns(theta, pictures)
-    return torch.exp(torch.log(pictures.clamp_min(LEAST_LIGHT)) * _two_to_the(stops))
+    return torch.exp(torch.log(pictures.clamp_min(MIN_LIGHT)) * _two_to_the(stops))
 
 
 @_camera(Theta("stops", -1.5, 1.5, unit="EV: doublings of the light", limits=(-8, 8)))

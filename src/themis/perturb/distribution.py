@@ -25,9 +25,9 @@ DISTRIBUTIONS = {
 
 Beta is spread over the range of theta; mean and SD of lognormal are those of the logarithm.
 """
-LEAST_INSIDE = 0.01
+MIN_INSIDE = 0.01
 """The share of a distribution that must lie in the range of its theta: tests say nothing of the rest."""
-MOST_BINS = 200
+MAX_BINS = 200
 MAX_HISTOGRAM_BYTES = 1 << 20
 """Of the file of a histogram."""
 
@@ -45,9 +45,9 @@ class Distribution:
     def check(self, low: float, high: float, name: str) -> None:
         """Raise an error if hardly any of its values lie in the range of a theta."""
         inside = self.inside(low, high)
-        if not inside >= LEAST_INSIDE:
+        if not inside >= MIN_INSIDE:
             raise UsageError(
-                f"the distribution of theta {name!r} must have at least {LEAST_INSIDE:.0%} of its values in the range "
+                f"the distribution of theta {name!r} must have at least {MIN_INSIDE:.0%} of its values in the range "
                 f"{low:g}..{high:g}, but {self} has {100 * inside:.2g}%: correct it, or widen the range"
             )
 
@@ -112,7 +112,7 @@ def _are_valid(kind: str, numbers: tuple[float, ...]) -> bool:
     if kind == "histogram":
         edges, counts = numbers[: len(numbers) // 2 + 1], numbers[len(numbers) // 2 + 1 :]
         is_ascending = all(a < b for a, b in pairwise(edges))
-        return len(numbers) in range(3, 2 * MOST_BINS + 2, 2) and is_ascending and min(counts) >= 0 < sum(counts)
+        return len(numbers) in range(3, 2 * MAX_BINS + 2, 2) and is_ascending and min(counts) >= 0 < sum(counts)
     if len(numbers) != DISTRIBUTIONS[kind][0].count(",") + 1:
         return False
     if kind == "triangular":
@@ -132,9 +132,9 @@ def _read_histogram(path: str) -> tuple[float, ...]:
         raise DataError(
             f"a histogram must be a file with lines low,high,count, got {path!r}: {reason}; correct it"
         ) from error
-    if not 1 <= len(bins) <= MOST_BINS or any(a[1] != b[0] for a, b in pairwise(bins)):
+    if not 1 <= len(bins) <= MAX_BINS or any(a[1] != b[0] for a, b in pairwise(bins)):
         raise DataError(
-            f"a histogram must have 1 to {MOST_BINS} bins, each beginning where another ends, but {path!r} has "
+            f"a histogram must have 1 to {MAX_BINS} bins, each beginning where another ends, but {path!r} has "
             f"{len(bins)} that do not: correct the file"
         )
     return (bins[0][0], *(high for _, high, _ in bins), *(count for _, _, count in bins))

@@ -407,7 +407,7 @@ def columns(theta: Tensor, inputs: Tensor) -> tuple[Tensor, ...]:
 
 OVER_TIME = "over_time"
 """In specifications, the name of what makes theta change over time, with another perturbation in brackets."""
-MOST_THETA = 60
+MAX_THETA = 60
 """Random numbers are drawn by counters with this many parts at most."""
 Range = float | tuple[float, float]
 """The value that theta is held at, or the ends of its range."""
@@ -426,8 +426,8 @@ def combine(*parts: Perturbation) -> Perturbation:
             f"{' and '.join(sorted(kinds))}: combine perturbations of one kind"
         )
     sizes = [len(part.theta) for part in parts]
-    if sum(sizes) > MOST_THETA:
-        raise UsageError(f"a combination must have at most {MOST_THETA} theta, got {sum(sizes)}: combine fewer parts")
+    if sum(sizes) > MAX_THETA:
+        raise UsageError(f"a combination must have at most {MAX_THETA} theta, got {sum(sizes)}: combine fewer parts")
 
     def apply(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
         first, highest = 0, context.highest

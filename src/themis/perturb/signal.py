@@ -21,9 +21,9 @@ CLEAN_SNR, FADE = 60.0, 10.0
 """Decibels: at this signal-to-noise ratio there is no noise at all, which fades out over the last few."""
 FLANK_WIDTH = 0.2
 """Width of the flank of a filter, as a share of its cutoff, and of a gap's, as a share of half its width."""
-MOST_GAPS = 8
-LEAST_WIDTH = 1e-9
-LEAST_POWER = 1e-20
+MAX_GAPS = 8
+MIN_WIDTH = 1e-9
+MIN_POWER = 1e-20
 """Power that replaces none in a root, so that its slope stays finite."""
 BLOCK_SAMPLES = 1024
 """Samples that are summed first, so that a sum is rounded the same in any batch."""
@@ -72,7 +72,7 @@ def low_pass(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tens
 def high_pass(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Frequencies below a cutoff removed: a thin sound, or a sensor that loses slow changes but not its mean."""
     (cutoff,) = columns(theta, signals)
-    return _filtered(signals, lambda frequency: eased((frequency / (cutoff + LEAST_WIDTH) - 1) / FLANK_WIDTH + 1))
+    return _filtered(signals, lambda frequency: eased((frequency / (cutoff + MIN_WIDTH) - 1) / FLANK_WIDTH + 1))
 
 
 @_signal(
@@ -85,7 +85,7 @@ def band_stop(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Ten
 
     def response(frequency: Tensor) -> Tensor:
         half = width / 2
-        return 1 - eased((half - (frequency - centre).abs()) / (FLANK_WIDTH * half + LEAST_WIDTH))
+        return 1 - eased((half - (frequency - centre).abs()) / (FLANK_WIDTH * half + MIN_WIDTH))
 
     return _filtered(signals, response)
 
@@ -106,17 +106,17 @@ def time_stretch(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> 
 
 @_signal(
     Theta("share", 0.0, 0.2, unit="share of the length", limits=(0, 1)),
-    Theta("gaps", 1.0, MOST_GAPS, 1.0, unit="gaps that share it", limits=(1, MOST_GAPS)),
+    Theta("gaps", 1.0, MAX_GAPS, 1.0, unit="gaps that share it", limits=(1, MAX_GAPS)),
     is_random=True,
 )
 def dropouts(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Gaps at random times, in which all channels fall silent, as when packets are lost or a contact is loose."""
     share, gaps = columns(theta, signals)
-    places = rng.uniform(MOST_GAPS, 1, 1).to(signals.dtype) - 0.5
+    places = rng.uniform(MAX_GAPS, 1, 1).to(signals.dtype) - 0.5
     kept = torch.ones((), dtype=signals.dtype, device=signals.device)
-    for k in range(MOST_GAPS):
+    for k in range(MAX_GAPS):
         half = share / gaps * (gaps - k).clamp(0, 1) / 2
-        kept = kept * (1 - eased((half - (_times(signals) - places[:, k]).abs()) / (FLANK_WIDTH * half + LEAST_WIDTH)))
+        kept = kept * (1 - eased((half - (_times(signals) - places[:, k]).abs()) / (FLANK_WIDTH * half + MIN_WIDTH)))
     return signals - (signals - _mean(signals)) * (1 - kept)
 
 
@@ -142,7 +142,7 @@ def _mean(signals: Tensor) -> Tensor:
 
 def _level(signals: Tensor) -> Tensor:
     """The standard deviation of each channel, `[tests, channels, 1]`."""
-    return _mean((signals - _mean(signals)).square()).clamp_min(LEAST_POWER).sqrt()
+    return _mean((signals - _mean(signals)).square()).clamp_min(MIN_POWER).sqrt()
 
 
 def _from_decibels(decibels: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from themis.measure.tests import Bools, Floats, Ints, Results
 from themis.search.kinds import BORROWED, FADING_TESTS, FLIP, NEAR, PLAIN, PRIOR_TESTS, SWEEP, UNIFORM
 from themis.search.policy import FOR_KIND, FOR_PICK, FOR_SEED, SEARCH_STREAM, Numbers, Space, State
 
-LEAST_PRECISION = 1e-6
+MIN_PRECISION = 1e-6
 """What is left of the curve's precision however long no test breaks."""
 ESTIMATE_WEIGHT = 5
 """Weight, in tests, of the chance estimated from margins; with more tests, its own count of faults outweighs it."""
@@ -301,7 +301,7 @@ def _fit_curve(state: State, spreads: Numbers, broke: Bools, position: Ints) -> 
     frailty = _frailty(state)[position]
     first, second = before = state["curve"].tolist()
     (p11, p12), (_, p22) = (fading * state["precision"]).tolist()
-    p11, p22 = max(p11, LEAST_PRECISION), max(p22, LEAST_PRECISION)
+    p11, p22 = max(p11, MIN_PRECISION), max(p22, MIN_PRECISION)
     for _ in range(4):
         chance = _logistic(first + second * spreads + frailty)
         missed, weight = broke - chance, chance * (1 - chance)
@@ -311,7 +311,7 @@ def _fit_curve(state: State, spreads: Numbers, broke: Bools, position: Ints) -> 
         slope2 = float(missed @ spreads) - p12 * moved[0] - p22 * moved[1]
         c11, c12, c22 = float(weight.sum()) + p11, float(weighted.sum()) + p12, float(weighted @ spreads) + p22
         ratio = c12 / c11
-        step = (slope2 - ratio * slope1) / max(c22 - ratio * c12, LEAST_PRECISION)
+        step = (slope2 - ratio * slope1) / max(c22 - ratio * c12, MIN_PRECISION)
         first += min(max((slope1 - c12 * step) / c11, -2.0), 2.0)
         second += min(max(step, -2.0), 2.0)
     state["curve"], state["precision"] = np.array([first, second]), np.array([[c11, c12], [c12, c22]])

@@ -7,11 +7,11 @@ import numpy as np
 from themis.measure.tests import NEAR_TIE, Bools, Floats, Ints, Results, Tests
 from themis.search.policy import FOR_KIND, SEARCH_STREAM, Policy, Space, State
 
-MOST_STEPS = 24
+MAX_STEPS = 24
 """Steps between the ends of a line, after which they are too close for another test to lie between them."""
 CORNER_SHARE = 0.75
 """Share of the first tests of a line that are at a corner of theta; the others are drawn uniformly."""
-LEAST_PART = 0.1
+MIN_PART = 0.1
 """A step keeps at least this part of the line on either side."""
 
 
@@ -63,7 +63,7 @@ class Boundary(Policy):
         state = self.state
         near, far = state["near_margin"][at], state["far_margin"][at]
         by_margin = np.divide(near, near + far, out=np.full_like(near, 0.5), where=near + far > 0)
-        part = np.where(state["steps"][at] % 2, by_margin.clip(LEAST_PART, 1 - LEAST_PART), 0.5)[:, None]
+        part = np.where(state["steps"][at] % 2, by_margin.clip(MIN_PART, 1 - MIN_PART), 0.5)[:, None]
         theta: Floats = (state["near"][at] + part * (state["far"][at] - state["near"][at])).astype(np.float32)
         return np.minimum(np.maximum(theta, self.space.low), self.space.high)
 
@@ -83,7 +83,7 @@ class Boundary(Policy):
             state[end][position[rows]] = theta[rows]
             state[f"{end}_margin"][position[rows]] = results.margin[rows]
         state["steps"][position] += 1
-        is_short = (results.margin < NEAR_TIE) | (state["steps"][position] > MOST_STEPS)
+        is_short = (results.margin < NEAR_TIE) | (state["steps"][position] > MAX_STEPS)
         self._end(position[results.is_fault | ~results.was_run | is_short])
 
     def _begin(self, position: Ints, tests: Tests, results: Results) -> None:

@@ -33,7 +33,7 @@ MARGIN_ASCENT, SENSITIVITY_ASCENT = ASCENTS = ("margin ascent", "sensitivity asc
 """Kinds of proposal that need a gradient: of the loss of margin, or of the sensitivity of open neurons."""
 ASCENT_STEP = 0.2
 """Length of a step as a share of theta's range. The paper gives none; a fifth crosses the range in five tests."""
-LEAST_STEP = 1e-6
+MIN_STEP = 1e-6
 """A step shorter than this share of the range moves nothing."""
 
 
@@ -43,7 +43,7 @@ def step_uphill(theta: Floats, gradient: Floats, space: Space) -> tuple[Floats, 
     steepest = np.abs(uphill).max(1, keepdims=True)
     direction = np.divide(uphill, steepest, out=np.zeros_like(uphill), where=steepest > 0)
     moved = (theta + ASCENT_STEP * direction * space.width).clip(space.low, space.high).astype(np.float32)
-    return moved, np.abs((moved - theta) / space.width).max(1) > LEAST_STEP, steepest[:, 0] > 0
+    return moved, np.abs((moved - theta) / space.width).max(1) > MIN_STEP, steepest[:, 0] > 0
 
 
 def no_climbs(n_seeds: int, n_dimensions: int) -> State:

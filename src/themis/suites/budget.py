@@ -8,7 +8,7 @@ from typing import Any
 
 from themis.suites.definition import SuiteMember
 
-LEAST_STEP = 100
+MIN_STEP = 100
 SHARE, DISCOVERY, UNCERTAINTY = "share", "discovery", "uncertainty"
 """Why a member gets tests: its fixed share, most new faults expected, or a fault rate that is hardly known."""
 SMALL_RATE = 0.01
@@ -87,6 +87,6 @@ def next_step(
 
     chosen = max(candidates, key=gain)  # the first of equals
     # A step is as large as a member's share on average, so that it changes what is known.
-    step = max(LEAST_STEP, round(max_tests * max(share, 0.25) / len(members)))
+    step = max(MIN_STEP, round(max_tests * max(share, 0.25) / len(members)))
     tests = progress[chosen.name].tests + min(left, step)
     return BudgetStep(chosen.name, tests if chosen.max_tests is None else min(tests, chosen.max_tests), reason)

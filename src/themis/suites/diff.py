@@ -10,7 +10,7 @@ import numpy as np
 
 from themis.errors import UsageError
 from themis.judge.estimate import Estimate
-from themis.runs.analysis.compare import LEVEL, MODEL_REMEDY, NEW_TESTS, DiffOptions, Side, diff_runs
+from themis.runs.analysis.compare import MODEL_REMEDY, N_NEW_TESTS, VERSION_SIGNIFICANCE, DiffOptions, Side, diff_runs
 from themis.runs.analysis.diff import Diff, escape, show_difference, table
 from themis.runs.replay import AnyRun, as_run
 from themis.runs.trust import Trusted
@@ -56,7 +56,9 @@ class SuiteDiff:
     def error_differences(self) -> dict[str, Estimate]:
         """After minus before of the errors at levels, by member; the intervals hold together with 95%."""
         names = self._graded()
-        return {name: _difference(self.before, self.after, [name], LEVEL / 2 / len(names)) for name in names}
+        return {
+            name: _difference(self.before, self.after, [name], VERSION_SIGNIFICANCE / 2 / len(names)) for name in names
+        }
 
     def _graded(self) -> list[str]:
         """The members that both suites have graded at as many levels."""
@@ -70,7 +72,7 @@ class SuiteDiff:
         if not names:
             return None
         before, after = (float(suite.grades.shares(names).mean()) for suite in (self.before, self.after))
-        return before, after, _difference(self.before, self.after, names, LEVEL / 2)
+        return before, after, _difference(self.before, self.after, names, VERSION_SIGNIFICANCE / 2)
 
     def lines(self) -> list[str]:
         """What the comparison says as a whole."""
@@ -133,7 +135,7 @@ def diff(
     after: AnyRun | SuiteRun,
     *,
     kind: str = "auto",
-    tests: int = NEW_TESTS,
+    tests: int = N_NEW_TESTS,
     random_seed: int = 0,
     trust: Trusted = False,
 ) -> Diff | SuiteDiff:

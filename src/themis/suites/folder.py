@@ -27,7 +27,7 @@ from themis.reading import (
 from themis.runs.fault import MAX_TESTS
 from themis.runs.store import files
 from themis.runs.store.reader import folders_with, name_folders
-from themis.runs.store.schema import HASH, MAX_JSON, damage_explained
+from themis.runs.store.schema import HASH_FORM, MAX_JSON, damage_explained
 from themis.runs.trust import TAG, KeyProblem, sign
 from themis.settings import VERDICTS
 
@@ -89,7 +89,7 @@ FORM = record(
         "options": record({"max_tests": whole(1, MAX_TESTS), "share": number(0, 1)}),
         "settings": record({}),
         "origin": optional(record({})),
-        "environment": record({"model_sha256": HASH, "data_sha256": HASH, "threads": whole(1, 1 << 16)}),
+        "environment": record({"model_sha256": HASH_FORM, "data_sha256": HASH_FORM, "threads": whole(1, 1 << 16)}),
         "schedule": items(_STEP),
         "state": one_of("running", "ended", "interrupted", "out of time", "failed"),
         "passes": _COUNT,
@@ -100,7 +100,7 @@ FORM = record(
         "perturbation": text(1_000_000),
         "fault": text(1000),
     },
-    {"graded": HASH, "decision": optional(_DECISION)},
+    {"graded": HASH_FORM, "decision": optional(_DECISION)},
 )
 
 

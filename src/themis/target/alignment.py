@@ -17,7 +17,7 @@ from themis.target.estimator import Estimator, FileModel, MaiteModel
 from themis.target.target import UNBOUNDED, AnyTarget, Target
 from themis.target.traits import has_channels_last
 
-MOST_LISTED_CLASSES = 10
+MAX_LISTED_CLASSES = 10
 
 
 def align_seeds(target: AnyTarget, seeds: Seeds) -> Seeds:
@@ -151,4 +151,4 @@ def _name(value: Any, names: tuple[str, ...] | None) -> str:
 
 def _listed(names: Any) -> str:
     names = list(names)
-    return ", ".join(map(repr, names[:MOST_LISTED_CLASSES])) + ", ..." * (len(names) > MOST_LISTED_CLASSES)
+    return ", ".join(map(repr, names[:MAX_LISTED_CLASSES])) + ", ..." * (len(names) > MAX_LISTED_CLASSES)

@@ -162,7 +162,7 @@ def add_mark(folder: Path, run: str, fault: Fault, mark: str, by: str) -> None:
     """
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     values = {"run": run, "fault": fault.id, "noise_seed": fault.noise_seed, "mark": mark, "by": by, "at": at}
-    line, path = (json.dumps(values) + "\n").encode(), folder / review.REVIEWS
+    line, path = (json.dumps(values) + "\n").encode(), folder / review.REVIEW_FILE
     refuse_special(path)
     with explained(path):
         is_new = not path.exists()

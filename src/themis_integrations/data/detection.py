@@ -30,7 +30,7 @@ from themis.errors import DataError, UsageError
 from themis.reading import check_form, items, number, parse_json, parse_yaml, read_regular, record, text, whole
 
 MAX_COCO_BYTES, MAX_TEXT = 1 << 30, 1 << 22
-MOST_CLASSES = 10_000
+MAX_CLASSES = 10_000
 PADDING_GREY = 114
 """Brightness of what is added to a picture to give it another shape, as Ultralytics has it."""
 USUAL_SPLITS = ("val", "valid", "test", "train")
@@ -49,11 +49,11 @@ COCO_FORM = record(
         "images": items(record({"id": whole(), "file_name": text(1000)})),
         "annotations": items(
             record(
-                {"image_id": whole(), "category_id": whole(0, MOST_CLASSES - 1), "bbox": items(number(), 4)},
+                {"image_id": whole(), "category_id": whole(0, MAX_CLASSES - 1), "bbox": items(number(), 4)},
                 {"iscrowd": whole(0, 1)},
             )
         ),
-        "categories": items(record({"id": whole(0, MOST_CLASSES - 1), "name": text(200)})),
+        "categories": items(record({"id": whole(0, MAX_CLASSES - 1), "name": text(200)})),
     }
 )
 
@@ -122,7 +122,7 @@ def yolo_seeds(path: Path, *, split: str | None = None, size: str | None = None,
     with data_errors(pictures, "a folder that can be listed"):
         files = sorted(file for file in pictures.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
     names = _yolo_names(folder)
-    objects = [_read_lines(labels / f"{file.stem}.txt", len(names) if names else MOST_CLASSES) for file in files]
+    objects = [_read_lines(labels / f"{file.stem}.txt", len(names) if names else MAX_CLASSES) for file in files]
     return _seeds(files, objects, names, size, mode, shares=True)
 
 
@@ -143,9 +143,9 @@ def voc_seeds(path: Path, *, split: str | None = None, size: str | None = None, 
     used = {name for rows in found for name, _, _ in rows}
     names = _yolo_names(folder) or (VOC_CLASSES if used <= {*VOC_CLASSES} else sorted(used))
     unknown = min(used - {*names}, default=None)
-    if unknown is not None or len(names) > MOST_CLASSES:
+    if unknown is not None or len(names) > MAX_CLASSES:
         problem = f"{unknown[:60]!r} is not" if unknown is not None else f"there are {len(names):,}"
-        raise DataError(f"the classes of {folder} must be at most {MOST_CLASSES:,} known ones, but {problem}: fix them")
+        raise DataError(f"the classes of {folder} must be at most {MAX_CLASSES:,} known ones, but {problem}: fix them")
     number_of = {name: k for k, name in enumerate(names)}
     objects = [
         [[*box, -2 - number_of[name] if is_difficult else number_of[name]] for name, box, is_difficult in rows]
@@ -305,7 +305,7 @@ def _yolo_names(folder: Path) -> list[str] | None:
                 names = content.get("names") if isinstance(content, dict) else None
                 if isinstance(names, dict) and sorted(names) == list(range(len(names))):
                     names = [names[k] for k in range(len(names))]
-                if isinstance(names, list) and 0 < len(names) <= MOST_CLASSES:
+                if isinstance(names, list) and 0 < len(names) <= MAX_CLASSES:
                     return [str(name) for name in names]
                 raise ValueError("its 'names' must be a list of names, or names by number from 0 on")
     file = folder / "classes.txt"
@@ -313,7 +313,7 @@ def _yolo_names(folder: Path) -> list[str] | None:
         return None
     with data_errors(file, "a file with one class name per line"):
         lines = read_regular(file, MAX_TEXT).decode().splitlines()
-        return [line.strip() for line in lines if line.strip()][:MOST_CLASSES] or None
+        return [line.strip() for line in lines if line.strip()][:MAX_CLASSES] or None
 
 
 def _read_lines(file: Path, n_classes: int) -> list[list[float]]:

@@ -13,7 +13,7 @@ from themis.judge.estimate import Estimate
 from themis.report.page import MAX_PICTURES, ReportView, read_view, render
 from themis.runs.analysis.diff import escape, table
 from themis.runs.analysis.review import read_review
-from themis.runs.display.text import RANDOM, accuracy_name, left_to_find
+from themis.runs.display.text import RANDOM_LABEL, accuracy_name, left_to_find
 from themis.runs.estimates import SavedProgress, read_progress
 from themis.runs.run import Round
 from themis.runs.store.files import as_json, explained, list_folder, refuse_folder, write_file
@@ -159,7 +159,7 @@ def measured(evidence: Evidence) -> list[StatedFigure]:
             figures.append(StatedFigure("fault_rate", "fault rate", share.value, share, each.name, each.tests))
     for part in view.strengths:
         place, share = f"strength {part.low:g} to {part.high:g}", part.correct
-        figures.append(StatedFigure("correct", RANDOM, share.value, share, place, part.tests))
+        figures.append(StatedFigure("correct", RANDOM_LABEL, share.value, share, place, part.tests))
     return figures
 
 

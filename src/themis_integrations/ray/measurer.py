@@ -206,7 +206,7 @@ def tensor_of(array: Array) -> Tensor:
 CLEAN = "clean"
 SPARE = 4
 """Chunks of uniform tests per worker that are handed out before their turn, for workers that would wait for others."""
-MOST_OWED = 16
+MAX_OWED = 16
 """Chunks per worker whose sums it keeps at most, on average."""
 
 
@@ -303,7 +303,7 @@ class RemoteMeasurer:
             into.count += measured.n_folded
             tests = started.chunk.tests[: len(measured.measurement)]
             self._owed[started.chunk.number] = replace(started.chunk, tests=tests)
-            if len(self._owed) >= MOST_OWED * self.pool.n_workers:
+            if len(self._owed) >= MAX_OWED * self.pool.n_workers:
                 self._hand_over()
         calculator.memory.shrink(measured.measurement.chunk)
         calculator.own_passes = max(calculator.own_passes, measured.own_passes)

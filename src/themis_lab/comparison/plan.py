@@ -129,7 +129,7 @@ POINTS, LOWEST, HIGHEST = 10, 0.1, 0.9
 reaches the last steps up to that."""
 NEAR = 0.01
 """How near to its aim an error rate must be; also the least rise for which the magnitude is doubled once more."""
-PATIENCE, MOST_HALVINGS, MOST_BISECTIONS = 5, 30, 14
+PATIENCE, MAX_HALVINGS, MAX_BISECTIONS = 5, 30, 14
 _TENTHS, _HUNDREDTHS = (0.1, 0.2, 0.3, 0.4, 0.5), (0.01, 0.02, 0.03, 0.04, 0.05)
 PAPER_MAGNITUDES: dict[str, tuple[float, ...]] = {
     "gaussian": _HUNDREDTHS,
@@ -239,7 +239,7 @@ def _bracket(rate: Callable[[float], float], start: float, most: float, highest:
         curve[magnitude] = rate(magnitude)
         idle = 0 if curve[magnitude] > best + NEAR else idle + 1
     magnitude = start
-    for _ in range(MOST_HALVINGS):
+    for _ in range(MAX_HALVINGS):
         if min(curve.values()) <= LOWEST:
             break
         magnitude /= 2
@@ -257,7 +257,7 @@ def _bisect(rate: Callable[[float], float], curve: dict[float, float], aim: floa
     def gap(magnitude: float) -> float:
         return abs(curve[magnitude] - aim)
 
-    for _ in range(MOST_BISECTIONS):
+    for _ in range(MAX_BISECTIONS):
         known = sorted(curve)
         crossings = [(a, b) for a, b in pairwise(known) if curve[a] < aim <= curve[b]]
         if gap(min(known, key=gap)) <= NEAR / 2 or not crossings:

@@ -14,9 +14,9 @@ from themis.text import counted, percent, printable
 from themis_lab.comparison.cells import TALLIES
 from themis_lab.comparison.plan import CampaignCell, ComparisonPlan, Grid
 from themis_lab.comparison.statistics import (
-    LEAST_FAULTS,
-    LEAST_SPAN,
-    MOST_UNDEFINED,
+    MAX_UNDEFINED,
+    MIN_FAULTS,
+    MIN_SPAN,
     Array,
     Weights,
     agreed_lead,
@@ -382,8 +382,8 @@ def r_table(grid: GridSummary) -> Table:
         "ahead of or behind the best of the other techniques, if both definitions show it by intervals that exclude "
         "zero; otherwise open. Selected and raw: r of distinct faults among tests that raised the criterion, and of "
         f"all faults, under both definitions. {NONE} means that r is undefined: no criterion, fewer than "
-        f"{LEAST_FAULTS} distinct faults per campaign over all magnitudes, or equal counts at all magnitudes, as "
-        f"measured or in more than {MOST_UNDEFINED:.0%} of the resamples."
+        f"{MIN_FAULTS} distinct faults per campaign over all magnitudes, or equal counts at all magnitudes, as "
+        f"measured or in more than {MAX_UNDEFINED:.0%} of the resamples."
     ]
     if has_mean:
         notes[0] += f" The four: the mean of {', '.join(BASELINES)} at the paper's settings."
@@ -423,7 +423,7 @@ def magnitude_table(grid: GridSummary) -> Table:
     ]
     notes = [
         "Error rates at full strength, and as a mean over the range of theta that techniques search. A grid whose "
-        f"error rates span less than {LEAST_SPAN:.2f}, even without any one of them, is degenerate."
+        f"error rates span less than {MIN_SPAN:.2f}, even without any one of them, is degenerate."
     ]
     return Table(f"Distinct faults by magnitude, {GRID_TITLES[grid.name]}", columns, rows, notes)
 

@@ -15,7 +15,7 @@ from themis_lab.evaluation.plans import PAPER_FAULTS, PAPER_TIME
 from themis_lab.evaluation.summary import OURS, STRONG, Evaluation, Record, with_times
 from themis_lab.evaluation.tables import (
     AT_EQUAL_PASSES,
-    LEAST_CELLS,
+    MIN_CELLS,
     WHEN_DONE,
     compare_seconds,
     describe_ratios,
@@ -83,7 +83,7 @@ def claims_table(evaluation: Evaluation) -> Table | None:
     notes = [
         f"Strong: r of at least {STRONG}. There is one correlation per cell and definition of the error rate, in the "
         f"cells that have {PRESET} and all four baselines. Ratios are medians over cells, with 95% intervals by the "
-        f"sign test, which needs at least {LEAST_CELLS} cells and takes them to be independent. At equal budgets, they "
+        f"sign test, which needs at least {MIN_CELLS} cells and takes them to be independent. At equal budgets, they "
         "are on magnitudes chosen in advance, or else on the paper's, unless these are degenerate. Verdicts are about "
         f"{PRESET}, the paper's own method; that on retraining is about {CHOOSERS['themis']}."
     ]

@@ -12,7 +12,7 @@ from scipy.stats import binom
 from themis.report.table import NONE, Table, format_count, format_number
 from themis.text import counted, percent
 from themis_lab.comparison.plan import PAPER
-from themis_lab.comparison.statistics import LEAST_SPAN, format_estimate, format_spread
+from themis_lab.comparison.statistics import MIN_SPAN, format_estimate, format_spread
 from themis_lab.comparison.summary import GRID_TITLES
 from themis_lab.evaluation.cells import CHOOSERS
 from themis_lab.evaluation.plan import BASE, VARIANTS
@@ -74,7 +74,7 @@ def _rate_table(pairs: list[Record], name: str) -> Table:
             refused.setdefault(pair["grid_refused"], []).append(name_pair(pair))
     notes = [
         f"Error rates by magnitude. Degenerate are {n_full} of {counted(len(cells), 'cell')} at full strength and "
-        f"{n_box} over the whole range: they span less than {LEAST_SPAN:.2f}, or depend on one magnitude.",
+        f"{n_box} over the whole range: they span less than {MIN_SPAN:.2f}, or depend on one magnitude.",
         *(f"No grid for {', '.join(names)}: {reason}." for reason, names in refused.items()),
     ]
     columns = ("cell", "at full strength", "over the whole range")
@@ -123,7 +123,7 @@ def _count_table(cells: list[tuple[Record, Record]], name: str, budget: str) -> 
         f"Cells with r of at least {STRONG} among those that have one, and the median r; distinct faults, then all "
         "faults. Ahead: cells in which it is ahead of all others under both definitions. Degenerate, and not scored: "
         f"{degenerate[0]} of {counted(len(cells), 'cell')} by the error rate at full strength, {degenerate[1]} by that "
-        f"over the whole range; their error rates span less than {LEAST_SPAN:.2f}, or depend on one magnitude."
+        f"over the whole range; their error rates span less than {MIN_SPAN:.2f}, or depend on one magnitude."
     ]
     return Table(f"Strong correlations, {GRID_TITLES[name]}, {BUDGET_TITLES[budget]}", columns, rows, notes)
 
@@ -273,7 +273,7 @@ WHEN_DONE, AT_EQUAL_PASSES, AT_EQUAL_TESTS = "when done", "at equal passes", "at
 """When faults are compared."""
 RIVALS = {"over_best": "best rival", "over_four": "mean of the four baselines", "over_random": "random"}
 """What faults are compared with, by the key of the ratio."""
-LEAST_CELLS = 6
+MIN_CELLS = 6
 """The cells that a 95% interval of a median needs."""
 
 
@@ -327,7 +327,7 @@ def describe_ratios(ratios: list[float]) -> str:
 
 
 def median_interval(values: list[float]) -> tuple[float, float] | None:
-    """A 95% interval of the median by the sign test, whatever the distribution; None for fewer than LEAST_CELLS."""
+    """A 95% interval of the median by the sign test, whatever the distribution; None for fewer than MIN_CELLS."""
     ordered, n_below = sorted(values), int(binom.ppf(0.025, len(values), 0.5)) if values else 0
     return (ordered[n_below - 1], ordered[-n_below]) if n_below else None
 

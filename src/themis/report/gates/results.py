@@ -17,7 +17,7 @@ from themis.reading import flag, items, read_json, record, text, whole
 from themis.runs.analysis.diff import Diff, code, escape, replay_command, table
 from themis.runs.display.fault import describe_fault
 from themis.runs.fault import Fault
-from themis.runs.store.files import COMMENT, explained, made_by, write_fresh
+from themis.runs.store.files import TEXT_MARK, explained, made_by, write_fresh
 from themis.settings import UNDECIDED
 from themis.suites.result import COLUMNS, SuiteRun, table_rows
 
@@ -255,7 +255,7 @@ def write_junit(path: str | Path, results: GateResults, *, report: str | Path | 
     for k, (_, part) in enumerate(results.parts):
         _add_suite(root, k, part, [] if report is None else [f"report: {report}"])
     indent(root)
-    text = f"<?xml version='1.0' encoding='utf-8'?>\n{COMMENT}\n{legal(tostring(root, encoding='unicode'))}\n"
+    text = f"<?xml version='1.0' encoding='utf-8'?>\n{TEXT_MARK}\n{legal(tostring(root, encoding='unicode'))}\n"
     write_fresh(Path(path), text.encode(), remedy="choose another, or remove it")
 
 

@@ -11,7 +11,7 @@ from themis.data.maite import has_maite_metadata
 from themis.errors import DataError, MissingExtraError, ModelError, UsageError, closest, first_line
 from themis.user_code import WHERE, import_named
 
-MOST_SHOWN = 200
+MAX_SHOWN = 200
 """Characters of a name that a message repeats."""
 
 
@@ -59,7 +59,7 @@ def import_package(name: str, install: str = "") -> Any:
 
 
 def _shortened(text: str) -> str:
-    return repr(text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}...")
+    return repr(text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}...")
 
 
 def _refuse_path(path: Path, function: str, rule: str) -> None:

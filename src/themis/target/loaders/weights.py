@@ -65,7 +65,7 @@ class Trust:
 
 CHECKPOINT_KEYS = ("state_dict", "model_state_dict", "model", "net")
 """Keys under which training scripts store the state dict in a checkpoint."""
-MOST_SHOWN = 300
+MAX_SHOWN = 300
 """Characters that are repeated of torch's message, which lists all weights of another shape."""
 USUAL_ATTRIBUTES = ("model.", "net.", "backbone.", "network.")
 """Prefixes under which a training module, such as one of Lightning, usually holds the model itself."""
@@ -77,7 +77,7 @@ def load_weights(module: nn.Module, path: Path, trust: Trust | None = None) -> N
     try:
         missing, unexpected = module.load_state_dict(state, strict=False)
     except (RuntimeError, TypeError, AttributeError) as error:
-        reason = shorten(str(error), MOST_SHOWN, placeholder=" ...")
+        reason = shorten(str(error), MAX_SHOWN, placeholder=" ...")
         raise ModelError(
             f"the weights in {path} must match the model: {reason}; build it as it was when they were saved"
         ) from error
