@@ -14,7 +14,7 @@ from torch import Tensor
 
 from themis.errors import needs_extra
 from themis.judge.coverage import PAPER_DRAWS, Posterior
-from themis.judge.diagnostics import CHAINS, join, judge_by_chains, summarise
+from themis.judge.diagnostics import N_CHAINS, join, judge_by_chains, summarise
 from themis.measure.moments import Moments
 
 MODEL_NEURONS = 256
@@ -49,7 +49,7 @@ def _chains(n: Tensor, n_draws: int, stream: tuple[int, int]) -> Tensor:
         pm.Potential("moments", -n_tests * log_sigma - scatter / 2)
         trace = pm.sample(
             draws=n_draws * THIN,
-            chains=CHAINS,
+            chains=N_CHAINS,
             cores=1,
             random_seed=int(seed[0]),
             var_names=["z"],

@@ -1,4 +1,4 @@
-"""A contact sheet: an input under perturbations, one row each, with the strength increasing from left to right."""
+"""A contact sheet of an input: one row per perturbation, with the strength increasing from left to right."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ STRENGTHS = (0.25, 0.5, 0.75, 1.0)
 
 
 def strengthened(perturbation: Perturbation, strength: float) -> dict[str, float]:
-    """Theta at a share of the way from the identity to the bound that is further away, or the upper one of two."""
+    """Theta at a share of the way from its identity to the bound that is further away, or to the upper one if equal."""
     theta = {}
     for dimension in perturbation.theta:
         identity = dimension.identity

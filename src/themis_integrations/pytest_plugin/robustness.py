@@ -33,7 +33,7 @@ from themis.runs.store.files import PYTEST_NOTE, RUN_FILES, list_folder, tensors
 from themis.runs.store.reader import Reader
 from themis.settings import Settings
 from themis.suites.api import run_suite
-from themis.suites.options import OF_THE_SUITE, read_options
+from themis.suites.options import UNSUPPORTED_OPTIONS, read_options
 from themis.suites.result import SuiteRun
 from themis.target.blackbox import as_target
 from themis.target.target import refuse_target_options
@@ -112,7 +112,7 @@ class RobustnessTest:
             pytest.skip("a suite is not run to replay a fault: replay it with themis replay RUN FAULT")
         with _errors_as_failures():
             self.calls += 1
-            not_of_suites = ("perturbation", *OF_THE_SUITE)
+            not_of_suites = ("perturbation", *UNSUPPORTED_OPTIONS)
             marked = {name: value for name, value in self._marked().items() if name not in not_of_suites}
             merged = {**self.defaults, **marked, **options, **self.overrides}
             if "max_seconds" not in options:

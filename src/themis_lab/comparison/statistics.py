@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from themis.report.table import NONE, format_number
+from themis.report.table import NO_VALUE, format_number
 
 Array = NDArray[np.float64]
 Scale = tuple[Callable[[Array], Array], Callable[[Array], Array]]
@@ -197,7 +197,7 @@ def format_estimate(estimate: Sequence[float | None] | None, digits: int = 3, *,
     """A value with its interval, such as 0.95 (0.90..0.98); `estimate` is value, low and high."""
     value, low, high = estimate or (None, None, None)
     if value is None:
-        return NONE
+        return NO_VALUE
     text = format_number(value, digits, signed=signed)
     if low is None or high is None:
         return text
@@ -210,4 +210,4 @@ def format_spread(
     """The mean or median of the values that exist, with the lowest and the highest if there are several."""
     known = [value for value in values if value is not None]
     ends = (min(known), max(known)) if len(known) > 1 else (None, None)
-    return format_estimate([middle(known), *ends], digits, signed=signed) if known else NONE
+    return format_estimate([middle(known), *ends], digits, signed=signed) if known else NO_VALUE

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from themis.errors import StoreError
-from themis.report.table import NONE, Table, format_count
+from themis.report.table import NO_VALUE, Table, format_count
 from themis.text import counted, percent, printable
 from themis_lab.comparison.cells import TALLIES
 from themis_lab.comparison.plan import CampaignCell, ComparisonPlan, Grid
@@ -333,14 +333,14 @@ def fault_table(grid: GridSummary) -> Table:
 
 def _fault_row(row: Row) -> tuple[str, ...]:
     if not row.total:
-        return (row.technique, "failed", *(NONE for _ in range(6)))
+        return (row.technique, "failed", *(NO_VALUE for _ in range(6)))
     total = row.total
     mean, least, most = total["distinct_faults"]
     spread = f" ({format_count(least)}-{format_count(most)})" if least < most else ""
     return (
         row.technique,
         f"{format_count(mean)}{spread}",
-        NONE if total["selected_distinct"] is None else format_count(total["selected_distinct"]),
+        NO_VALUE if total["selected_distinct"] is None else format_count(total["selected_distinct"]),
         format_count(total["failing_seeds"][0]),
         format_count(total["faults"][0]),
         format_count(total["tests"][0]),
@@ -381,7 +381,7 @@ def r_table(grid: GridSummary) -> Table:
         "come from resampling seeds and campaigns; differences are paired and compare r of distinct faults. Lead: "
         "ahead of or behind the best of the other techniques, if both definitions show it by intervals that exclude "
         "zero; otherwise open. Selected and raw: r of distinct faults among tests that raised the criterion, and of "
-        f"all faults, under both definitions. {NONE} means that r is undefined: no criterion, fewer than "
+        f"all faults, under both definitions. {NO_VALUE} means that r is undefined: no criterion, fewer than "
         f"{MIN_FAULTS} distinct faults per campaign over all magnitudes, or equal counts at all magnitudes, as "
         f"measured or in more than {MAX_UNDEFINED:.0%} of the resamples."
     ]
@@ -406,12 +406,12 @@ def _lead(row: Row, over: str) -> str:
     """A lead that both definitions of the error rate show; `open` if r is defined, but they do not."""
     if any((r.get(over) or [None])[0] is not None for r in (row.r, row.r_box)):
         return row.r_lead[over] or "open"
-    return NONE
+    return NO_VALUE
 
 
 def _pair(both: tuple[dict[str, Any], dict[str, Any]], name: str) -> str:
     values = [format_estimate([(r.get(name) or [None])[0], None, None]) for r in both]
-    return NONE if set(values) == {NONE} else " / ".join(values)
+    return NO_VALUE if set(values) == {NO_VALUE} else " / ".join(values)
 
 
 def magnitude_table(grid: GridSummary) -> Table:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from themis.judge.estimate import Estimate
-from themis.report.table import NONE, Table
+from themis.report.table import NO_VALUE, Table
 from themis.retraining.changes import Shift, combine, normal_interval, paired, t_interval
 from themis.retraining.examine import Reading
 from themis.retraining.recipe import Recipe
@@ -226,14 +226,14 @@ def _draw_interval(axes: Any, interval: Estimate | None, y: float, colour: str, 
 
 def _row(standing: Standing) -> tuple[str, ...]:
     if not standing.shifts:
-        return (standing.technique, "failed", *(NONE for _ in HEADINGS[2:]))
+        return (standing.technique, "failed", *(NO_VALUE for _ in HEADINGS[2:]))
     disturbed, lead, figures = standing.shifts["disturbed"], standing.lead, standing.figures
     return (
         standing.technique,
         _spread(disturbed),
         _points(disturbed.combined, disturbed.difference),
-        NONE if lead is None else _points(lead.combined, lead.value),
-        NONE if lead is None else _points(lead.over_seeds, lead.value),
+        NO_VALUE if lead is None else _points(lead.combined, lead.value),
+        NO_VALUE if lead is None else _points(lead.over_seeds, lead.value),
         _spread(standing.shifts["clean"]),
         f"{figures['faults_chosen']:,.0f}",
         f"{figures['seeds_chosen']:,.0f}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
-from themis.report.table import NONE, Table
+from themis.report.table import NO_VALUE, Table
 from themis.text import counted
 from themis_lab.evaluation import tables
 from themis_lab.evaluation.claims import claims_table, list_verdicts, summarise_claims
@@ -126,14 +126,14 @@ def progress_tables(evaluation: Evaluation) -> Iterable[Table]:
         begun = [name for name in perturbations if (model, name) in pairs]
         lacking = {record["perturbation"] for record in own if record["finished"] < record["planned"]}
         names = [name for name in perturbations if name in lacking or name not in begun]
-        options = f"--models {model} --perturbations {','.join(names)}" if names else NONE
-        campaigns = [_progress(pairs[model, name]) if name in begun else NONE for name in perturbations]
+        options = f"--models {model} --perturbations {','.join(names)}" if names else NO_VALUE
+        campaigns = [_progress(pairs[model, name]) if name in begun else NO_VALUE for name in perturbations]
         counts = [_count([record for record in own if record["kind"] == kind]) for kind in questions]
         missing = f"weights or data; then --models {model}" if model in content["missing"] else options
         rows.append((row, model, _find_weights(content, model), *campaigns, *counts, missing))
     notes = [
         "Campaigns per technique and magnitude that all techniques have had, of those that are planned, and for the "
-        f"other questions the cells that are finished; {NONE}: nothing, or the plan does not ask. The same command "
+        f"other questions the cells that are finished; {NO_VALUE}: nothing, or the plan does not ask. The same command "
         "adds what is missing; the options in the last column restrict it to that."
     ]
     columns = ("row of the paper", "model", "weights", *perturbations, *questions.values(), "missing")
@@ -142,7 +142,7 @@ def progress_tables(evaluation: Evaluation) -> Iterable[Table]:
 
 def _find_weights(content: Record, model: str) -> str:
     entry = ZOO.get(content["plan"]["models"][model].get("zoo"))
-    return NONE if entry is None or model in content["missing"] else entry.source
+    return NO_VALUE if entry is None or model in content["missing"] else entry.source
 
 
 def _progress(pair: Record) -> str:
@@ -156,7 +156,7 @@ def _progress(pair: Record) -> str:
 
 def _count(records: list[Record]) -> str:
     finished, planned = (sum(record[name] for record in records) for name in ("finished", "planned"))
-    return f"{finished} of {planned}" if planned else NONE
+    return f"{finished} of {planned}" if planned else NO_VALUE
 
 
 Tables = Callable[[Evaluation], Iterable[Table]]

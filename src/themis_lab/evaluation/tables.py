@@ -9,7 +9,7 @@ from statistics import mean, median
 import numpy as np
 from scipy.stats import binom
 
-from themis.report.table import NONE, Table, format_count, format_number
+from themis.report.table import NO_VALUE, Table, format_count, format_number
 from themis.text import counted, percent
 from themis_lab.comparison.plan import PAPER
 from themis_lab.comparison.statistics import MIN_SPAN, format_estimate, format_spread
@@ -113,8 +113,8 @@ def _count_table(cells: list[tuple[Record, Record]], name: str, budget: str) -> 
                 values = [(_row(grid, technique)[key].get(count) or [None])[0] for _, grid in cells]
                 defined = [value for value in values if value is not None]
                 strong = sum(value >= STRONG for value in defined)
-                median = format_number(float(np.median(defined)), 2) if defined else NONE
-                texts.append(f"{strong} of {len(defined)}, {median}" if defined else NONE)
+                median = format_number(float(np.median(defined)), 2) if defined else NO_VALUE
+                texts.append(f"{strong} of {len(defined)}, {median}" if defined else NO_VALUE)
         leads = sum(_row(grid, technique).get("r_lead", {}).get("over_rival") == "ahead" for _, grid in cells)
         rows.append((*texts, str(leads)))
     degenerate = [sum(grid[why] is not None for _, grid in cells) for why, _ in DEFINITIONS.values()]
@@ -135,11 +135,11 @@ def _r_table(cells: list[tuple[Record, Record]], name: str, budget: str, key: st
         published = PAPER_R.get(pair["model"], {}).get(pair["perturbation"])
         spread = f"{percent(min(spans), 0)}..{percent(max(spans), 0)}"
         values = [format_estimate(_row(grid, technique)[key].get("distinct"), 2) for technique in techniques]
-        rows.append((name_pair(pair), spread, NONE if published is None else f"{published:.2f}", *values))
+        rows.append((name_pair(pair), spread, NO_VALUE if published is None else f"{published:.2f}", *values))
     title = f"r with the error rate {DEFINITIONS[key][1]}, {GRID_TITLES[name]}, {BUDGET_TITLES[budget]}"
     notes = [
         "Distinct faults, with 95% intervals; paper: its value for Themis. Degenerate cells are left out. "
-        f"{NONE}: undefined, see themis compare."
+        f"{NO_VALUE}: undefined, see themis compare."
     ]
     return Table(title, ("cell", "error rates", "paper", *techniques), rows, notes)
 
@@ -174,7 +174,7 @@ def _any_of(words: Iterable[str]) -> str:
 def _found(row: Record) -> str:
     """The mean over campaigns, with the lowest and the highest if they differ."""
     if not row["total"]:
-        return NONE
+        return NO_VALUE
     mean, low, high = row["total"]["distinct_faults"]
     return format_count(mean) + (f" ({format_count(low)}..{format_count(high)})" if low < high else "")
 
@@ -230,7 +230,7 @@ def done_cells(evaluation: Evaluation) -> Iterable[Table]:
 def _count_done(row: Record | None) -> str:
     """Such as 247 in 5,348, or 181 in 8,000+ if no campaign was done."""
     if row is None:
-        return NONE
+        return NO_VALUE
     mark = "+" if set(row["stops"]) == {"tests"} else ""
     return f"{format_count(row['distinct_faults'])} in {format_count(row['tests'])}{mark}"
 
@@ -321,7 +321,7 @@ def ratio_tables(evaluation: Evaluation) -> Iterable[Table]:
 def describe_ratios(ratios: list[float]) -> str:
     """The median with its 95% interval, if it has one, and the number of cells."""
     if not ratios:
-        return NONE
+        return NO_VALUE
     low, high = median_interval(ratios) or (None, None)
     return f"{format_estimate([median(ratios), low, high], 2)} in {counted(len(ratios), 'cell')}"
 
@@ -350,7 +350,7 @@ def truth_tables(evaluation: Evaluation) -> Iterable[Table]:
         found = ([recall[share] for recall in recalls] for share in KNOWN_SHARES)
         rows.append((name, *(format_spread(values, mean) for values in (*found, scores))))
     clean = [truth["mutants"]["clean_score"] for truth in known if truth["mutants"]]
-    rows += [("the clean seeds", *[NONE] * len(KNOWN_SHARES), format_spread(clean, mean))] if clean else []
+    rows += [("the clean seeds", *[NO_VALUE] * len(KNOWN_SHARES), format_spread(clean, mean))] if clean else []
     notes = [
         "Shares of a mutant's known faults that techniques find at equal passes, and mutation scores: means over "
         f"mutants and campaigns of all cells, with the lowest and the highest. {KINDS_OF_FAULTS} The score is the "
@@ -401,7 +401,7 @@ def _claim_table(theory: list[Record]) -> Table:
         for way in WAYS_TO_STOP:
             found = record.get(way)
             if found is None:
-                texts.append("not reached" if way in record else NONE)
+                texts.append("not reached" if way in record else NO_VALUE)
             else:
                 parts = [_share(found[of]) for of in ("of_faults", "of_seeds", "of_groups")]
                 texts.append(f"{found['tests']:,}: {' / '.join(parts)}")
@@ -415,7 +415,7 @@ def _claim_table(theory: list[Record]) -> Table:
 
 
 def _share(value: float | None) -> str:
-    return NONE if value is None else format_number(value, 2)
+    return NO_VALUE if value is None else format_number(value, 2)
 
 
 def _stability_table(theory: list[Record]) -> Table:
@@ -440,7 +440,7 @@ def _stability_table(theory: list[Record]) -> Table:
 
 
 def _percent(value: float | None) -> str:
-    return NONE if value is None else percent(value)
+    return NO_VALUE if value is None else percent(value)
 
 
 JUDGE_VARIANTS = {
@@ -538,12 +538,12 @@ def judging_tables(evaluation: Evaluation) -> Iterable[Table]:
     for cell, machines in cells.items():
         times = max(machines.values(), key=lambda judges: (BASE in judges, len(judges)))
         if BASE in times and len(times) > 1:
-            texts = [format_number(median(times[name]), 2) if name in times else NONE for name in JUDGE_VARIANTS]
+            texts = [format_number(median(times[name]), 2) if name in times else NO_VALUE for name in JUDGE_VARIANTS]
             rows.append((cell, f"{neurons[cell]:,}", *texts))
     notes = [
         "Milliseconds per test, medians over campaigns on the machine on which most columns were measured beside the "
-        f"preset; {NONE}: not measured there. The preset samples 1,000 neurons, or all if there are fewer, and judges "
-        "them by Markov chains; the closed form is the default of Themis. Machines differ between cells."
+        f"preset; {NO_VALUE}: not measured there. The preset samples 1,000 neurons, or all if there are fewer, and "
+        "judges them by Markov chains; the closed form is the default of Themis. Machines differ between cells."
     ]
     if rows:
         yield Table(
@@ -578,7 +578,7 @@ def retraining_tables(evaluation: Evaluation) -> Iterable[Table]:
 def _gain(standing: Record, column: str) -> str:
     shift = standing.get("shifts", {}).get(column)
     if shift is None:
-        return NONE
+        return NO_VALUE
     interval, value = shift["combined"], 100 * (shift["after"] - shift["before"])
     if interval is None:
         return format_number(value, 2, signed=True)

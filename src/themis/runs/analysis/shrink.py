@@ -176,7 +176,7 @@ class _Shrinker:
             self._bisect(at, theta_at)
 
     def drop_dimensions(self, at: Ints, give: float) -> Ints:
-        """Reset dimensions to their identity if the others, made `give` stronger, suffice; return the changed faults."""
+        """Reset dimensions to their identity if the others suffice, made `give` stronger; return the faults changed."""
         identity = self.bench.identity
         if len(identity) == 1:
             return at[:0]
