@@ -13,7 +13,7 @@ from themis.errors import DataError
 from themis.measure.calculator import Calculator
 from themis.measure.distance import distances, is_similar
 from themis.measure.tests import Floats, Ints, Tests
-from themis.perturb.table import COUNTED
+from themis.perturb.table import COUNT_THETA
 from themis.progress import advance, step
 from themis.runs.estimates import range_shares
 from themis.runs.fault import Fault
@@ -39,7 +39,7 @@ class TestBench:
             np.array([getattr(theta, end) for theta in self.theta], dtype=np.float32)
             for end in ("low", "high", "identity")
         )
-        self.is_whole = np.array([theta.unit == COUNTED.unit for theta in self.theta])  # a number of table features
+        self.is_whole = np.array([theta.unit == COUNT_THETA.unit for theta in self.theta])  # a number of table features
 
     @contextmanager
     def step(self, text: str, n_tests: int) -> Iterator[None]:
