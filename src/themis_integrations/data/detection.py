@@ -16,8 +16,8 @@ import numpy as np
 from themis.data.files import Numbers, check_memory, data_errors
 from themis.data.items import pad_boxes
 from themis.data.pictures import (
-    LONGEST_SIDE,
-    OTHER_SIZE,
+    MAX_SIDE,
+    SIZE_REMEDY,
     SUFFIXES,
     Pixels,
     decode,
@@ -176,7 +176,7 @@ def _seeds(
         picture = decode(file, file, mode=pixel_mode)
         return scaled(picture if frame is None else _fit(picture, frame), 255)
 
-    seeds = from_files(files, read, labels, OTHER_SIZE)
+    seeds = from_files(files, read, labels, SIZE_REMEDY)
     return seeds if names is None else seeds.with_classes(names)
 
 
@@ -213,7 +213,7 @@ def _parse_size(size: str | int | None) -> Frame | None:
         return None
     wide, _, high = str(size).partition("x")
     sides = [int(side) if side.isdecimal() else 0 for side in (high or wide, wide)]
-    if not all(1 <= side <= LONGEST_SIDE for side in sides):
+    if not all(1 <= side <= MAX_SIDE for side in sides):
         raise UsageError(f"size must be a number of pixels from 1 to 8192, or two, got {size!r}: write ?size=640x480")
     return sides[0], sides[1]
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from themis.data.files import Numbers, data_errors, parse_whole
-from themis.data.pictures import LONGEST_SIDE, OTHER_SIZE, pixels_of
+from themis.data.pictures import MAX_SIDE, SIZE_REMEDY, pixels_of
 from themis.data.seeds import Seeds, from_files, scaled
 from themis.errors import NO_TEXT, DataError, UsageError, nearest, needs_extra
 
@@ -53,7 +53,7 @@ def hub_seeds(
         raise DataError(f"hf:{path} must have a column of inputs, got {names}: give its name as ?image=NAME")
     labels = None if label_column is None else list(data[label_column])
     classes = None if label_column is None else getattr(data.features[label_column], "names", None)
-    side = parse_whole(size, "size", LONGEST_SIDE, 224)
+    side = parse_whole(size, "size", MAX_SIDE, 224)
     is_grey = len(data) > 0 and getattr(data[0][column], "mode", "RGB") in ("L", "1")
 
     def load(k: int) -> Numbers:
@@ -63,7 +63,7 @@ def hub_seeds(
                 return scaled(pixels_of(value, "L" if is_grey else "RGB", side), 255)
             return np.asarray(value)
 
-    return from_files(range(len(data)), load, labels, OTHER_SIZE).with_classes(classes)
+    return from_files(range(len(data)), load, labels, SIZE_REMEDY).with_classes(classes)
 
 
 def _saved_split(loaded: Any, split: str, path: Path) -> Any:
