@@ -1,4 +1,4 @@
-"""The simple policies: random testing, which every search must beat, and corners."""
+"""The simple policies: random testing, the baseline of every search, and corners."""
 
 import numpy as np
 

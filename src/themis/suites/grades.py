@@ -86,7 +86,7 @@ def grade_member(
     measurer: the measurer that swept the calculator; by default a local one.
     """
     measurer = measurer or LocalMeasurer(calculator)
-    calculator = calculator.under(member.perturbation)
+    calculator = calculator.with_perturbation(member.perturbation)
     seed_id = calculator.seeds.seed_id.numpy()[rows]
     grades = []
     for level in member.levels:

@@ -74,7 +74,7 @@ def stored(trained, tmp_path_factory):
 
 
 def test_large_inputs_that_will_not_be_stored_are_not_copied(stored, trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(recorder, "LARGE", 0)
+    monkeypatch.setattr(recorder, "MIN_SELECTED_BYTES", 0)
     copied, add = [], writer.Writer.add_faults
 
     def watch(self, stop, columns, tensors):
