@@ -17,19 +17,19 @@ from themis.runs.replay import Replayer
 from themis.runs.store.files import explained, refuse_special, sync
 from themis_integrations.browser.server import HTML, JSON, PAGE, Response, Server, listen, policy
 
-SAMPLE = 100
-"""Faults that a reviewer is shown by default."""
+DEFAULT_SAMPLE = 100
+"""Faults shown to a reviewer by default."""
 SCRIPTS = ("elements.js", "themis_integrations.browser:review.js")
-FAULT = "/fault/"
+FAULT_PATH = "/fault/"
 
 
 class Session:
     """The faults that one reviewer marks, in the order of the sample."""
 
-    def __init__(self, replayer: Replayer, reviewer: str, number: int = SAMPLE) -> None:
+    def __init__(self, replayer: Replayer, reviewer: str, number: int = DEFAULT_SAMPLE) -> None:
         """Refuse a run whose faults cannot be shown, before the page is served."""
         if number < 1:
-            raise UsageError(f"the sample must have at least 1 fault, got {number}: leave it out for {SAMPLE}")
+            raise UsageError(f"the sample must have at least 1 fault, got {number}: leave it out for {DEFAULT_SAMPLE}")
         run, self.reviewer = replayer.run, check_reviewer(reviewer)
         faults = review.reviewable_faults(run)
         if not faults:
@@ -122,13 +122,13 @@ class ReviewServer(Server):
         return _as_json(lambda: self.folder.mark(k, mark))
 
     def _place(self, path: str, last: int) -> int | None:
-        number = path.removeprefix(FAULT)
-        is_place = path.startswith(FAULT) and number.isascii() and number.isdigit() and len(number) < 10
+        number = path.removeprefix(FAULT_PATH)
+        is_place = path.startswith(FAULT_PATH) and number.isascii() and number.isdigit() and len(number) < 10
         return int(number) if is_place and int(number) <= last else None
 
 
 def _no_fault() -> Response:
-    return Response.of_text(404, f"only {PAGE} and {FAULT}NUMBER of a fault in the sample exist")
+    return Response.of_text(404, f"only {PAGE} and {FAULT_PATH}NUMBER of a fault in the sample exist")
 
 
 def _as_json(make: Any) -> Response:

@@ -34,12 +34,11 @@ from themis.suites.folder import is_running, is_suite
 from themis.suites.result import SuiteRun
 from themis.text import print_text
 
-WAITING = "themis_integrations.browser:waiting.html"
-"""The page before there is a run."""
-REST, MAX_REST = 4, 30.0
-"""After reading the folder, leave it alone for `REST` times the processor time that took, and for at most `MAX_REST`
-seconds: the campaign needs the machine too.
-"""
+WAITING_PAGE = "themis_integrations.browser:waiting.html"
+"""The page that is shown until there is a run."""
+REST_FACTOR, MAX_REST_SECONDS = 4, 30.0
+"""After reading the folder, wait for the processor time of the reading times `REST_FACTOR`, at most `MAX_REST_SECONDS`,
+because the campaign needs the machine too."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class WatchedFolder:
             if monotonic() >= self._rests_until:
                 began = thread_time()
                 self._refresh()
-                self._rests_until = monotonic() + min(MAX_REST, REST * (thread_time() - began))
+                self._rests_until = monotonic() + min(MAX_REST_SECONDS, REST_FACTOR * (thread_time() - began))
             return self._snapshot
 
     def _refresh(self) -> None:
@@ -166,7 +165,7 @@ COMMON_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+NOTHING_POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 """The content security policy of a response that loads nothing."""
 
 
@@ -235,7 +234,7 @@ class Server(ThreadingHTTPServer):
         snapshot = self.folder.look()
         if path == PAGE:
             if snapshot.message:
-                page = asset(WAITING).replace("@@message@@", escape(snapshot.message))
+                page = asset(WAITING_PAGE).replace("@@message@@", escape(snapshot.message))
             else:
                 page = snapshot.draw(live=f"{VIEW}?token={self.token}")
             return Response(200, HTML, page.encode("utf-8", "replace"), {"Content-Security-Policy": policy(page)})
@@ -297,7 +296,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _send(self, response: Response) -> None:
         self.send_response(response.status)
-        headers = {**COMMON_HEADERS, "Content-Security-Policy": NOTHING, **response.headers}
+        headers = {**COMMON_HEADERS, "Content-Security-Policy": NOTHING_POLICY, **response.headers}
         if response.status != HTTPStatus.NOT_MODIFIED:
             headers |= {"Content-Type": response.kind, "Content-Length": str(len(response.body))}
         for name, value in headers.items():
@@ -317,4 +316,4 @@ def policy(page: str) -> str:
     """What a page may do: use its own scripts and styles, by hash, show embedded pictures and ask this server."""
     texts = (re.findall(f"<{tag}>(.*?)</{tag}>", page, re.S) for tag in ("script", "style"))
     scripts, styles = (" ".join(map(source_of, each)) or "'none'" for each in texts)
-    return f"{NOTHING}; script-src {scripts}; style-src {styles}; img-src data:; connect-src 'self'"
+    return f"{NOTHING_POLICY}; script-src {scripts}; style-src {styles}; img-src data:; connect-src 'self'"

@@ -31,15 +31,18 @@ MIN_FAULTS = 10
 """The fewest distinct faults per campaign, over all magnitudes, for which an r is defined."""
 MAX_UNDEFINED = 0.05
 """The largest share of undefined resamples; beyond it neither an interval nor an r is defined."""
-FLAT = 1e-12
-"""The spread, relative to the mean, below which numbers count as equal."""
+MIN_RELATIVE_SPREAD = 1e-12
+"""Numbers count as equal if their spread is below this share of the mean."""
 
 
 def correlate(rates: Array, counts: Array) -> Array:
     """Pearson's r over the last dimension, `[...]`; NaN if all rates or all counts are equal."""
     x, y = (values - values.mean(-1, keepdims=True) for values in np.broadcast_arrays(rates, counts))
     sizes = [np.sqrt((values * values).sum(-1)) for values in (x, y)]
-    is_flat = [size <= FLAT * (1 + np.abs(values).max(-1)) for size, values in zip(sizes, (rates, counts), strict=True)]
+    is_flat = [
+        size <= MIN_RELATIVE_SPREAD * (1 + np.abs(values).max(-1))
+        for size, values in zip(sizes, (rates, counts), strict=True)
+    ]
     with np.errstate(divide="ignore", invalid="ignore"):
         r = (x * y).sum(-1) / (sizes[0] * sizes[1])
     return np.where(is_flat[0] | is_flat[1], np.nan, np.clip(r, -1, 1))
@@ -115,7 +118,7 @@ class ResampledEstimate:
         if not np.isfinite(centre) or len(samples) - len(defined) > MAX_UNDEFINED * len(samples):
             return ResampledEstimate(float(value), np.nan, np.nan)
         reach = QUANTILE * defined.std()
-        if reach <= FLAT * (1 + abs(float(centre))):
+        if reach <= MIN_RELATIVE_SPREAD * (1 + abs(float(centre))):
             return ResampledEstimate(float(value), np.nan, np.nan)
         return ResampledEstimate(float(value), float(invert(centre - reach)), float(invert(centre + reach)))
 

@@ -15,7 +15,7 @@ FREE_IN_CONTEST = ("techniques", "random_seeds")
 """Options that decide which cells there are, but change no cell."""
 THEMIS = "themis"
 """The technique that searches with the default policy, and trains as `themis retrain` does."""
-FRESH = 0.0
+FRESH_SHARE = 0.0
 """The default share of inputs that are disturbed again during training: only the chosen inputs count."""
 
 

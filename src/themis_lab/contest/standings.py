@@ -33,7 +33,7 @@ HEADINGS = (
     "seeds",
     "unchanged",
 )
-OPTIONAL = ("unchanged", "seeds", "faults", "over judge seeds")
+OPTIONAL_HEADINGS = ("unchanged", "seeds", "faults", "over judge seeds")
 OWN_COLOUR = "#0072B2"
 
 
@@ -179,7 +179,7 @@ def contest_table(contested: Contested) -> Table:
     if note := _error_note(contested):
         notes.append(note)
     title = f"Retraining from what techniques choose, {contested.perturbation}"
-    return Table(title, HEADINGS, rows, notes, OPTIONAL, TABLE_FILE)
+    return Table(title, HEADINGS, rows, notes, OPTIONAL_HEADINGS, TABLE_FILE)
 
 
 def markdown(contested: Contested) -> str:

@@ -18,8 +18,8 @@ from themis_lab.criteria.tway import Combinations
 
 PATH_KINDS = ("sap", "oap", "fsp")
 MAX_PATH_LENGTH = 5
-SETS = 40_000
-"""Sets of neurons that are combined between the same layers by default, about."""
+DEFAULT_SETS = 40_000
+"""Approximate number of sets of neurons between the same layers, by default."""
 
 Block = tuple[tuple[int, ...], tuple[int, ...]]
 """The layers that the neurons of a set belong to, and how many of their states count: 2, or 1 for on only."""
@@ -91,7 +91,7 @@ class Configurations(Combinations):
     def _widths(self) -> tuple[int, ...]:
         if self.layout is None:
             return ()
-        most = self.max_neurons or int(SETS ** (1 / self._size) + 1e-9)
+        most = self.max_neurons or int(DEFAULT_SETS ** (1 / self._size) + 1e-9)
         return tuple(min(width, most) for width in self.layout.widths)
 
 

@@ -155,8 +155,8 @@ def _set_rules(tapped: _Tapped) -> None:
             submodule.rule = PassRule() if type(submodule).__name__.lower() in ELEMENTWISE else EpsilonRule()
 
 
-CONSERVED = 0.05
-"""LRP is accepted without comparison if it loses a smaller share of the winning score at the median input."""
+MAX_LOST_SHARE = 0.05
+"""LRP is accepted without a comparison if it loses less of the winning score than this share, at the median input."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ def relevance(  # noqa: C901 (one branch per case)
                     raise
                 raise UsageError(f"LRP must support the model, but {error}: pass method='gradient'") from error
             return run(_by_gradient(target, chosen), "gradient", str(error))
-        if method == "lrp" or by_lrp.conservation_error < CONSERVED:
+        if method == "lrp" or by_lrp.conservation_error < MAX_LOST_SHARE:
             return by_lrp
         by_gradient = run(_by_gradient(target, chosen), "gradient", f"LRP loses {by_lrp.conservation_error:.2%}")
         is_worse = by_lrp.conservation_error > 1.01 * by_gradient.conservation_error  # more than rounding

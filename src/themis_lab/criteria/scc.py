@@ -21,7 +21,7 @@ from themis_lab.criteria.readings import Layout, Readings
 SENSITIVITIES_AT_ONCE = 2**20
 """Tests times neurons whose running sums are held at a time."""
 
-TOP = 100
+TOP_NEURONS = 100
 CHAIN_STEPS = 1000
 ACCEPTANCE_RATE = 0.5
 CHAIN_BATCH = 32
@@ -260,10 +260,10 @@ def _moments(state: dict[str, Tensor]) -> Moments:
 
 
 def _most_moved(sensitivities: Tensor, layout: Layout) -> Tensor:
-    """The `TOP` neurons of each layer with the largest sums, the last of equal ones, as flat indices."""
+    """The `TOP_NEURONS` neurons of each layer with the largest sums, the last of equal ones, as flat indices."""
     totals = sensitivities.sum(0)
     slices = layout.slices().values()
-    return torch.cat([columns.start + totals[columns].argsort(stable=True)[-TOP:] for columns in slices])
+    return torch.cat([columns.start + totals[columns].argsort(stable=True)[-TOP_NEURONS:] for columns in slices])
 
 
 def _acceptance(sensitivities: Tensor, seed: int) -> Tensor:

@@ -29,8 +29,8 @@ from themis_lab.zoo import ZOO, find_weights
 from themis_lab.zoo.nets import INSTALL
 
 EVALUATION_FILE, PAGE_FILE = "evaluation.json", "evaluation.md"
-LOOKAHEAD = 120
-"""Cells among which workers choose: about the campaigns of one model under one perturbation."""
+LOOKAHEAD_CELLS = 120
+"""Number of cells from which workers choose, about the campaigns of one model under one perturbation."""
 
 
 def evaluate(
@@ -100,7 +100,7 @@ def _runner(
             prepare,
             results=results,
             kind=CellKind(noun, describe_cell, failed_evaluation),
-            executor=choose_cell_executor(workers, lookahead=LOOKAHEAD),
+            executor=choose_cell_executor(workers, lookahead=LOOKAHEAD_CELLS),
             listener=listener,
         )
 

@@ -10,19 +10,19 @@ from themis.runs.display.figure import MUTED_COLOUR, TEXT_COLOUR, save_figure
 from themis_lab.comparison.figures import DPI, add_axes, remove_figure, titled_figure
 from themis_lab.comparison.summary import GRID_TITLES
 from themis_lab.evaluation.plans import PAPER_FAULTS
-from themis_lab.evaluation.summary import OURS, STRONG, Evaluation, name_cell
+from themis_lab.evaluation.summary import OURS, STRONG_R, Evaluation, name_cell
 from themis_lab.evaluation.tables import BUDGET_TITLES, DEFINITIONS, fault_ratios, list_ratios, median_interval
 from themis_lab.evaluation.theory import WAYS_TO_STOP
 
 DEFINITION_COLOURS = {"r": "#0072B2", "r_box": "#D55E00"}
 MARKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "D"), ("#CC79A7", "^"))
 """Colours and markers of the ways to stop."""
-BAND = "#f3f3f3"
-LEFT = 0.15
-"""Where rows of techniques begin, as a share of the width."""
+BAND_COLOUR = "#f3f3f3"
+LEFT_MARGIN = 0.15
+"""Left edge of rows of techniques, as a share of the width."""
 LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8.5}
 LOWEST_RATIO = 0.1
-"""Where lower ratios of faults are drawn."""
+"""Lower ratios of faults are drawn here."""
 
 
 def draw_evaluation(evaluation: Evaluation, folder: Path) -> list[Path]:
@@ -59,9 +59,9 @@ def draw_correlation_strip(evaluation: Evaluation, path: Path) -> bool:
     figure = titled_figure(
         8.4, height, f"Correlation of faults and error rate, {BUDGET_TITLES['passes']}, all scored cells"
     )
-    width = (0.97 - LEFT) / len(grids)
+    width = (0.97 - LEFT_MARGIN) / len(grids)
     for column, grid_name in enumerate(grids):
-        axes = add_axes(figure, _place(height, LEFT + column * width, width - 0.03, 0.95), "x")
+        axes = add_axes(figure, _place(height, LEFT_MARGIN + column * width, width - 0.03, 0.95), "x")
         axes.set_title(GRID_TITLES[grid_name], fontsize=9.5, color=TEXT_COLOUR)
         _shade(axes, len(names))
         for key, offset in (("r", 0.15), ("r_box", -0.15)):
@@ -69,10 +69,12 @@ def draw_correlation_strip(evaluation: Evaluation, path: Path) -> bool:
             style: dict[str, Any] = {"s": 18, "alpha": 0.55, "color": DEFINITION_COLOURS[key], "linewidths": 0}
             label = f"error rate {DEFINITIONS[key][1]}"
             axes.scatter([r for r, _ in points], [y for _, y in points], label=label, **style)
-        axes.axvline(STRONG, color=MUTED_COLOUR, linewidth=0.8, linestyle="--")
+        axes.axvline(STRONG_R, color=MUTED_COLOUR, linewidth=0.8, linestyle="--")
         axes.set_yticks(range(len(names)), names if column == 0 else [])
         axes.set_xlim(-1.05, 1.05)
-    figure.text(LEFT, 0.16 / height, "Pearson's r; dashed: what the paper calls strong", color=TEXT_COLOUR, fontsize=10)
+    figure.text(
+        LEFT_MARGIN, 0.16 / height, "Pearson's r; dashed: what the paper calls strong", color=TEXT_COLOUR, fontsize=10
+    )
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(0.0, 1 - 0.3 / height), ncol=2, **LEGEND)
     save_figure(figure, path, dpi=DPI)
@@ -149,5 +151,5 @@ def _place(height: float, left: float, width: float, top: float) -> tuple[float,
 def _shade(axes: Any, n_rows: int) -> None:
     """Shade every second row, so that it is plain which row a mark belongs to."""
     for y in range(0, n_rows, 2):
-        axes.axhspan(y - 0.5, y + 0.5, color=BAND, zorder=0)
+        axes.axhspan(y - 0.5, y + 0.5, color=BAND_COLOUR, zorder=0)
     axes.set_ylim(-0.5, n_rows - 0.5)

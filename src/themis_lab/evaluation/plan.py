@@ -353,9 +353,9 @@ class EvaluationCell:
         return " ".join(part for part in parts if part)
 
 
-BASE = "paper"
+UNVARIED = "paper"
 """The variant that changes nothing."""
-ALL = 1 << 30
+ALL_NEURONS = 1 << 30
 """A sample size that includes every neuron."""
 VARIED_OPTIONS: dict[str, dict[str, Any]] = {
     "sample": {"sample-50": 50, "sample-100": 100, "sample-200": 200, "sample-500": 500, "sample-2000": 2000},
@@ -367,10 +367,10 @@ VARIED_OPTIONS: dict[str, dict[str, Any]] = {
 }
 """Values of an option of `run`, by the name of their variant."""
 VARIANTS: dict[str, dict[str, Any]] = {
-    BASE: {},
+    UNVARIED: {},
     **{name: {option: value} for option, values in VARIED_OPTIONS.items() for name, value in values.items()},
-    "sample-all": {"sample": ALL},
-    "exact-sample-all": {"judge": "exact", "sample": ALL},
+    "sample-all": {"sample": ALL_NEURONS},
+    "exact-sample-all": {"judge": "exact", "sample": ALL_NEURONS},
     "neurons-channel": {"neurons": "channel"},
     "pymc-sample-50": {"judge": "pymc", "sample": 50},
 }

@@ -22,8 +22,8 @@ OURS = (PRESET, "scheduled")
 """The techniques under evaluation: the paper's method, and the default of this package."""
 CELL_KEYS = ("model", "perturbation", "magnitude")
 """What a cell at one magnitude is told by."""
-STRONG = 0.7
-"""From this correlation on, the paper calls a fault detection capability strong."""
+STRONG_R = 0.7
+"""The least correlation that the paper calls a strong fault detection capability."""
 
 
 def name_pair(pair: Record) -> str:

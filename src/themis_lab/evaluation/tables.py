@@ -15,11 +15,11 @@ from themis_lab.comparison.plan import PAPER
 from themis_lab.comparison.statistics import MIN_SPAN, format_estimate, format_spread
 from themis_lab.comparison.summary import GRID_TITLES
 from themis_lab.evaluation.cells import CHOOSERS
-from themis_lab.evaluation.plan import BASE, VARIANTS
+from themis_lab.evaluation.plan import UNVARIED, VARIANTS
 from themis_lab.evaluation.plans import PAPER_FAULTS, PAPER_R, PAPER_TIME
 from themis_lab.evaluation.summary import (
     OURS,
-    STRONG,
+    STRONG_R,
     Evaluation,
     Record,
     name_cell,
@@ -112,7 +112,7 @@ def _count_table(cells: list[tuple[Record, Record]], name: str, budget: str) -> 
             for key in DEFINITIONS:
                 values = [(_row(grid, technique)[key].get(count) or [None])[0] for _, grid in cells]
                 defined = [value for value in values if value is not None]
-                strong = sum(value >= STRONG for value in defined)
+                strong = sum(value >= STRONG_R for value in defined)
                 median = format_number(float(np.median(defined)), 2) if defined else NO_VALUE
                 texts.append(f"{strong} of {len(defined)}, {median}" if defined else NO_VALUE)
         leads = sum(_row(grid, technique).get("r_lead", {}).get("over_rival") == "ahead" for _, grid in cells)
@@ -120,7 +120,7 @@ def _count_table(cells: list[tuple[Record, Record]], name: str, budget: str) -> 
     degenerate = [sum(grid[why] is not None for _, grid in cells) for why, _ in DEFINITIONS.values()]
     columns = ("technique", "full strength", "whole range", "raw, full strength", "raw, whole range", "ahead")
     notes = [
-        f"Cells with r of at least {STRONG} among those that have one, and the median r; distinct faults, then all "
+        f"Cells with r of at least {STRONG_R} among those that have one, and the median r; distinct faults, then all "
         "faults. Ahead: cells in which it is ahead of all others under both definitions. Degenerate, and not scored: "
         f"{degenerate[0]} of {counted(len(cells), 'cell')} by the error rate at full strength, {degenerate[1]} by that "
         f"over the whole range; their error rates span less than {MIN_SPAN:.2f}, or depend on one magnitude."
@@ -193,7 +193,7 @@ def done_tables(evaluation: Evaluation) -> Iterable[Table]:
     for name in names:
         own = [pair["techniques"][name] for pair in whole]
         stops = Counter(reason for row in own for reason, count in row["stops"].items() for _ in range(count))
-        texts = [f"{count} {WHY.get(reason, reason)}" for reason, count in sorted(stops.items())]
+        texts = [f"{count} {STOP_TITLES.get(reason, reason)}" for reason, count in sorted(stops.items())]
         counts = [format_count(_mean(own, count)) for count in ("tests", "distinct_faults", "faults")]
         rows.append((name, *counts, percent(_mean(own, "scc")), ", ".join(texts)))
     columns = ("technique", "tests", "distinct faults", "raw", "coverage", "how campaigns ended")
@@ -242,7 +242,7 @@ def _comparable(done: list[Record]) -> tuple[list[str], list[Record]]:
     return themis_first(names), [pair for pair in done if set(names) <= set(pair["techniques"])]
 
 
-WHY = {"coverage": "by coverage", "plateau": "on a plateau", "tests": "not done", "found": "by what was found"}
+STOP_TITLES = {"coverage": "by coverage", "plateau": "on a plateau", "tests": "not done", "found": "by what was found"}
 """How campaigns end, in words."""
 
 
@@ -444,7 +444,7 @@ def _percent(value: float | None) -> str:
 
 
 JUDGE_VARIANTS = {
-    BASE: "preset",
+    UNVARIED: "preset",
     "sample-all": "no sampler",
     "judge-exact": "closed form",
     "exact-sample-all": "closed form, no sampler",
@@ -457,13 +457,13 @@ JUDGE_VARIANTS = {
 def variant_tables(evaluation: Evaluation) -> Iterable[Table]:
     """Every variant beside the preset in the same campaigns of the same cells."""
     variants = evaluation.content["variants"]
-    preset = {(name_cell(record), record["campaign"]): record for record in variants if record["technique"] == BASE}
+    preset = {(name_cell(record), record["campaign"]): record for record in variants if record["technique"] == UNVARIED}
     rows: list[tuple[str, ...]] = []
     for name in VARIANTS:
         cells: dict[str, list[tuple[Record, Record]]] = {}
         for record in variants:
             cell, base = name_cell(record), preset.get((name_cell(record), record["campaign"]))
-            if record["technique"] == name != BASE and base is not None:
+            if record["technique"] == name != UNVARIED and base is not None:
                 cells.setdefault(cell, []).append((record, base))
         if not cells:
             continue
@@ -478,7 +478,7 @@ def variant_tables(evaluation: Evaluation) -> Iterable[Table]:
         reached, of_preset = (
             sum(one["tests_to_coverage"] is not None for one in side) for side in zip(*pairs, strict=True)
         )
-        costs = compare_seconds(variants, name, BASE)
+        costs = compare_seconds(variants, name, UNVARIED)
         rows.append(
             (
                 name,
@@ -532,12 +532,12 @@ def judging_tables(evaluation: Evaluation) -> Iterable[Table]:
         judges = cells.setdefault(name_cell(record), {}).setdefault(record["machine"], {})
         if record["technique"] in JUDGE_VARIANTS:
             judges.setdefault(record["technique"], []).append(1000 * record["seconds_judge"] / record["tests"])
-        if record["technique"] == BASE:
+        if record["technique"] == UNVARIED:
             neurons[name_cell(record)] = record["neurons"]
     rows = []
     for cell, machines in cells.items():
-        times = max(machines.values(), key=lambda judges: (BASE in judges, len(judges)))
-        if BASE in times and len(times) > 1:
+        times = max(machines.values(), key=lambda judges: (UNVARIED in judges, len(judges)))
+        if UNVARIED in times and len(times) > 1:
             texts = [format_number(median(times[name]), 2) if name in times else NO_VALUE for name in JUDGE_VARIANTS]
             rows.append((cell, f"{neurons[cell]:,}", *texts))
     notes = [

@@ -24,15 +24,17 @@ Search = Callable[..., Run]
 """Runs a campaign with these seeds and options."""
 CLOSE_DEVIATION = 0.10
 """The paper's limit for the deviation of an inferred mean."""
-OTHER_SEED = 1000
-"""Added to the random seed of the reference run, which shares no test with the campaigns that it is compared with."""
+REFERENCE_SEED_OFFSET = 1000
+"""Added to the random seed of the reference run, so that it shares no tests with the campaigns it is compared with."""
 
 
 def check_theory(
     search: Search, seeds: Seeds, *, done_tests: int, reference_tests: int, seed_sets: int
 ) -> dict[str, Any]:
     """The record of a cell of the theory."""
-    reference = search(seeds, policy="scheduled", max_tests=reference_tests, shift=OTHER_SEED, **BUDGET_ALONE)
+    reference = search(
+        seeds, policy="scheduled", max_tests=reference_tests, shift=REFERENCE_SEED_OFFSET, **BUDGET_ALONE
+    )
     preset = search(seeds, preset="paper", max_tests=done_tests, round_size=None)
     default = search(seeds, policy="scheduled", max_tests=done_tests, **BUDGET_ALONE)
     last, columns = reference.rounds[-1], reference.faults.columns if len(reference.faults) else {}

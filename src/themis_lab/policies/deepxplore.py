@@ -20,7 +20,7 @@ from themis.target.target import AnyTarget, Target
 from themis_lab.criteria.nc import NC
 from themis_lab.policies.paper import Paper
 
-DIFFER, COVER = 1.0, 0.1
+ANSWER_WEIGHT, NEURON_WEIGHT = 1.0, 0.1
 """Weights of the target's own answer and of the neuron: those of DeepXplore's examples."""
 
 
@@ -34,7 +34,9 @@ class DeepXplore(Paper):
 
     is_guided = takes_rivals = True
 
-    def __init__(self, rivals: Sequence[AnyTarget] = (), differ: float = DIFFER, cover: float = COVER) -> None:
+    def __init__(
+        self, rivals: Sequence[AnyTarget] = (), differ: float = ANSWER_WEIGHT, cover: float = NEURON_WEIGHT
+    ) -> None:
         self.rivals, self.differ, self.cover = tuple(rivals), differ, cover
 
     def init(self, space: Space) -> None:

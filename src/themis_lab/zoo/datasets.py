@@ -166,7 +166,7 @@ def _check_split(split: str, known: tuple[str, ...]) -> None:
         raise UsageError(f"split must be {' or '.join(map(repr, known))}, got {split!r}")
 
 
-RAISED = tuple(
+RAISABLE_FEATURES = tuple(
     f"count_{keyword}"
     for keyword in ("action", "endobj", "font", "javascript", "js", "objstm", "startxref", "trailer", "xref")
 )
@@ -185,7 +185,9 @@ def split_pdf(folder: Path, *, split: str) -> Seeds:
     table = read_pdf(folder).inputs[:]
     seeds = read_pdf(folder, split="contagio" if split == "train" else "other")
     axes, raw = FeatureAxes(table), Features.of(table, _feature_names(folder / "pdf_features.npz"))
-    features = replace(raw, change=tuple("raise" if name in RAISED else "fixed" for name in raw.names), axes=axes)
+    features = replace(
+        raw, change=tuple("raise" if name in RAISABLE_FEATURES else "fixed" for name in raw.names), axes=axes
+    )
     placed = Seeds(axes.place(seeds.inputs[:]), seeds.labels, seeds.seed_id)
     return placed.with_features(features).with_classes(seeds.classes)
 

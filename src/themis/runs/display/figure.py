@@ -18,13 +18,7 @@ if TYPE_CHECKING:
     from themis.runs.analysis.shrink import Robustness
     from themis.runs.fault import Fault, FaultInputs
 
-TEXT_COLOUR, RIGHT_COLOUR, WRONG_COLOUR, MUTED_COLOUR, RANDOM_COLOUR = (
-    "#1a1a1a",
-    "#1b7f4b",
-    "#b3261e",
-    "#6b6b6b",
-    "#1f5f99",
-)
+BLACK, GREEN, RED, GREY, BLUE = "#1a1a1a", "#1b7f4b", "#b3261e", "#6b6b6b", "#1f5f99"
 
 
 def draw_pairs(pairs: Sequence[tuple[Fault, FaultInputs]], file: str | Path | BinaryIO, title: str) -> None:
@@ -48,15 +42,13 @@ def draw_pairs(pairs: Sequence[tuple[Fault, FaultInputs]], file: str | Path | Bi
     row_height = (3.1 if has_boxes else 2.05) + 0.13 * breaks
     figure = blank_figure((5.2 if is_large else 3.1) * columns, row_height * rows + 0.5)
     figure.set_layout_engine("constrained")
-    figure.suptitle(fill(title, letters * columns), x=0.01, ha="left", fontsize=13, color=TEXT_COLOUR)
+    figure.suptitle(fill(title, letters * columns), x=0.01, ha="left", fontsize=13, color=BLACK)
     cells = figure.subfigures(rows, columns, squeeze=False).flat
     for cell, (fault, _), shown, caption in zip(cells, pairs, drawn, captions, strict=False):
         aligned = caption + "\n" * (breaks - caption.count("\n"))
-        cell.supxlabel(aligned, x=0.02, ha="left", fontsize=8, color=MUTED_COLOUR)
+        cell.supxlabel(aligned, x=0.02, ha="left", fontsize=8, color=GREY)
         places = cell.subplots(*((2, 1) if is_strip else (1, 2)))
-        for axes, pixels, text, colour in zip(
-            places, shown, answers(fault, named=True), (RIGHT_COLOUR, WRONG_COLOUR), strict=True
-        ):
+        for axes, pixels, text, colour in zip(places, shown, answers(fault, named=True), (GREEN, RED), strict=True):
             axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="antialiased")
             axes.set_anchor("S")
             axes.set_xticks([])
@@ -106,14 +98,14 @@ def robustness_figure(curve: Robustness, title: str = "Robustness") -> Any:
 
     figure = blank_figure(6.4, 4.2)
     figure.set_layout_engine(ConstrainedLayoutEngine(rect=(0, 0.05, 1, 0.95)))
-    figure.suptitle(title, x=0.02, ha="left", fontsize=12, color=TEXT_COLOUR)
+    figure.suptitle(title, x=0.02, ha="left", fontsize=12, color=BLACK)
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(colors=MUTED_COLOUR, labelsize=9)
+    axes.tick_params(colors=GREY, labelsize=9)
     steps = {0.0: curve.at(0.0), **curve.steps}
     x, share, low, high = np.array([(at, step.value, step.low, step.high) for at, step in steps.items()]).T
-    axes.fill_between(x, low, high, step="post", color=RIGHT_COLOUR, alpha=0.17, linewidth=0, label="95% interval")
-    axes.step(x, share, where="post", color=RIGHT_COLOUR, linewidth=1.8, label=UNBROKEN_LABEL)
+    axes.fill_between(x, low, high, step="post", color=GREEN, alpha=0.17, linewidth=0, label="95% interval")
+    axes.step(x, share, where="post", color=GREEN, linewidth=1.8, label=UNBROKEN_LABEL)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1.02)
     if curve.random:
@@ -123,27 +115,17 @@ def robustness_figure(curve: Robustness, title: str = "Robustness") -> Any:
         )
         spread = (np.maximum(value - least, 0), np.maximum(most - value, 0))
         axes.errorbar(
-            middle,
-            value,
-            spread,
-            fmt="o",
-            color=RANDOM_COLOUR,
-            markersize=4,
-            capsize=3,
-            linewidth=1.2,
-            label=RANDOM_LABEL,
+            middle, value, spread, fmt="o", color=BLUE, markersize=4, capsize=3, linewidth=1.2, label=RANDOM_LABEL
         )
     if curve.median is not None:
-        axes.plot([0, curve.median, curve.median], [0.5, 0.5, 0], color=MUTED_COLOUR, linewidth=0.9, linestyle="--")
+        axes.plot([0, curve.median, curve.median], [0.5, 0.5, 0], color=GREY, linewidth=0.9, linestyle="--")
         text = f"half at {curve.median:.3g}"
-        axes.annotate(
-            text, (curve.median, 0.5), xytext=(6, 4), textcoords="offset points", fontsize=9, color=MUTED_COLOUR
-        )
+        axes.annotate(text, (curve.median, 0.5), xytext=(6, 4), textcoords="offset points", fontsize=9, color=GREY)
     unit = f": 1 is {curve.full_strength}" if curve.full_strength else ", in the furthest dimension"
     axes.set_xlabel(f"strength, as a share of the range of theta{unit}")
     # "best" is the default, but unless it is passed, Matplotlib warns if finding the place takes a second.
     axes.legend(frameon=False, fontsize=9, loc="best")
     axes.set_ylabel(f"share, of {curve.n_seeds:,} seeds")
     text = "The steps are an upper bound: weaker disturbances may break seeds too."
-    figure.text(0.02, 0.01, text, fontsize=8.5, color=MUTED_COLOUR)
+    figure.text(0.02, 0.01, text, fontsize=8.5, color=GREY)
     return figure

@@ -105,9 +105,8 @@ class Reader:
             try:
                 schema.check(self._database, self.path)
                 self.theta = schema.check_tables(self._database, self.path)
-                has_tests = self._execute(HAS_TESTS_QUERY).fetchone()[
-                    0
-                ]  # asked before the record, to which a campaign adds
+                # Queried before the record, to which a campaign adds.
+                has_tests = self._execute(HAS_TESTS_QUERY).fetchone()[0]
                 rows = self._execute("SELECT name, value FROM run").fetchall()
                 self.record = schema.parse_record(rows, self.path / DATABASE)
                 if has_tests and "start" not in self.record:
