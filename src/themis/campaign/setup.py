@@ -288,7 +288,12 @@ def sweep_clean(
         )
         warn_of_batch_dependence(calculator)
     constant = find_constant(clean.oracle, clean.outputs, clean.labels)
-    _warn_if_constant(constant)
+    if constant is not None:
+        warn(
+            f"{constant}, so that a low fault rate says nothing, and limits on it fail: check the weights, the "
+            "preprocessing and the labels (themis check), give more varied inputs, or accept it with --allow-constant "
+            "(allow_constant=True)"
+        )
     return CleanSweep(calculator, measurer, moments, constant, _has_gradient(calculator), view)
 
 
@@ -298,16 +303,6 @@ def _has_gradient(calculator: Calculator) -> bool:
         return False
     inputs = calculator.read(calculator.clean.usable[:N_GRADIENT_TESTS])
     return is_differentiable(lambda each: calculator.target.forward(each).float(), inputs)
-
-
-def _warn_if_constant(constant: str | None) -> None:
-    """Warn of a model that is no better than a constant answer on the clean inputs."""
-    if constant is not None:
-        warn(
-            f"{constant}, so that a low fault rate says nothing, and limits on it fail: check the weights, the "
-            "preprocessing and the labels (themis check), give more varied inputs, or accept it with --allow-constant "
-            "(allow_constant=True)"
-        )
 
 
 def prepare(

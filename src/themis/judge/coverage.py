@@ -47,11 +47,7 @@ def exact(moments: Moments, *, draws: int = PAPER_DRAWS, random_seed: int = 0) -
     spread = torch.where(n > 3, moments.m2 / (n * (n - 3)).clamp(min=1), torch.inf)
     sd = spread.sqrt()
     return Posterior(
-        mean=moments.mean,
-        sd=sd,
-        ess=torch.full_like(sd, draws),
-        mcse=sd / draws**0.5,
-        rhat=torch.ones_like(sd),
+        mean=moments.mean, sd=sd, ess=torch.full_like(sd, draws), mcse=sd / draws**0.5, rhat=torch.ones_like(sd)
     )
 
 

@@ -38,10 +38,7 @@ _HALF_Z2 = 1.959963984540054**2 / 2
 
 
 def fault_rate(
-    tests_by_seed: Counts,
-    faults_by_seed: Counts,
-    seed_weight: Floats | None = None,
-    tail: float = TAIL_PROBABILITY,
+    tests_by_seed: Counts, faults_by_seed: Counts, seed_weight: Floats | None = None, tail: float = TAIL_PROBABILITY
 ) -> Estimate | None:
     """The fault rate over inputs like these seeds: the mean of the fault rates of tested seeds; None without a test.
 

@@ -243,14 +243,8 @@ class Panel:
 
     def state(self) -> dict[str, Tensor]:
         """Everything that was added, as tensors."""
-        n_recent = torch.tensor(self.n_recent)
-        return {
-            "count": self.count,
-            "shift": self.shift,
-            "sums": self.sums,
-            "recent": self.recent,
-            "n_recent": n_recent,
-        }
+        tensors = {name: getattr(self, name) for name in ("count", "shift", "sums", "recent")}
+        return {**tensors, "n_recent": torch.tensor(self.n_recent)}
 
     def restore(self, state: dict[str, Tensor], device: torch.device) -> None:
         """Continue from a state."""

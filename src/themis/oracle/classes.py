@@ -13,15 +13,7 @@ from torch import Tensor
 
 from themis.compute.native import library_for, verdict
 from themis.errors import DataError, ModelError
-from themis.oracle.oracle import (
-    NOT_FINITE,
-    ConstantComparison,
-    Oracle,
-    Verdict,
-    are_finite,
-    class_baseline,
-    wrong_outputs,
-)
+from themis.oracle.oracle import NOT_FINITE, BaselineScores, Oracle, Verdict, are_finite, class_baseline, wrong_outputs
 
 MIN_PROBABILITY = 1e-12
 """Lower bound of probabilities in a loss."""
@@ -74,7 +66,7 @@ class _Classifier(Oracle):
     def grade(self, clean_outputs: Tensor, labels: Tensor) -> dict[str, float]:
         return {"accuracy": float((clean_outputs.argmax(1) == labels).double().mean())}
 
-    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> ConstantComparison | None:
+    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BaselineScores | None:
         return class_baseline(self.answers(clean_outputs), labels.long())
 
 

@@ -15,7 +15,7 @@ from themis.errors import DataError, ModelError
 from themis.oracle.motion import Motion, are_within
 from themis.oracle.oracle import (
     KEPT_ANSWER,
-    ConstantComparison,
+    BaselineScores,
     Oracle,
     Verdict,
     agreement_of_numbers,
@@ -90,7 +90,7 @@ class KeyPoints(Oracle):
     def answers(self, clean_outputs: Tensor) -> Tensor:
         return clean_outputs[..., :2]
 
-    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> ConstantComparison | None:
+    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BaselineScores | None:
         reference = self.reference(clean_outputs, labels)
         is_known = reference[..., 2:] == COUNTED
         places = torch.where(is_known, reference[..., :2], torch.nan)
@@ -102,7 +102,7 @@ class KeyPoints(Oracle):
         gaps = [torch.where(is_known, points - median, 0).flatten(1) for points in (clean_outputs[..., :2], places)]
         errors = f"mean error {float(own.mean()):.3g} against {float(constant.mean()):.3g} pixels"
         text = f"always answering the median places: {errors}"
-        return ConstantComparison(-own, -constant, agreement_of_numbers(*gaps), text)
+        return BaselineScores(-own, -constant, agreement_of_numbers(*gaps), text)
 
     def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
         """Return the places of points and their state (see `COUNTED`), `[seeds, points, 3]`."""

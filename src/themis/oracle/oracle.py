@@ -57,7 +57,7 @@ class Verdict(NamedTuple):
         )
 
 
-class ConstantComparison(NamedTuple):
+class BaselineScores(NamedTuple):
     """Scores `[seeds]` of the clean answers and of the best constant answer, by the labels; higher is better."""
 
     own: Tensor
@@ -121,7 +121,7 @@ class Oracle(ABC):
         """Return the model's answers, `[seeds, ...]`, regardless of the labels."""
         return self.reference(clean_outputs, None)
 
-    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> ConstantComparison | None:
+    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BaselineScores | None:
         """Compare the clean answers with the best constant answer; None in tasks without one."""
         return None
 
@@ -234,7 +234,7 @@ def find_constant(oracle: Oracle, clean_outputs: Tensor, labels: Tensor | None) 
     return f"the clean answers are no better than {baseline.text}"
 
 
-def class_baseline(answers: Tensor, labels: Tensor) -> ConstantComparison | None:
+def class_baseline(answers: Tensor, labels: Tensor) -> BaselineScores | None:
     """Compare answers that are classes, `[seeds]` or `[seeds, k]`, with always naming the k most common labels.
 
     None if there are too few other labels to distinguish a good model from a constant one.
@@ -254,11 +254,11 @@ def class_baseline(answers: Tensor, labels: Tensor) -> ConstantComparison | None
     agreement = _standardised(float(own.sum()) - mean, squares / max(n - 1, 1))
     names = f"class {int(commonest[0])}" if k == 1 else f"the {k} commonest classes"
     shares = " against ".join(percent(float(part.double().mean())) for part in (own, constant))
-    return ConstantComparison(own, constant, agreement, f"always naming {names}: {shares} correct")
+    return BaselineScores(own, constant, agreement, f"always naming {names}: {shares} correct")
 
 
 def agreement_of_numbers(answers: Tensor, labels: Tensor) -> float:
-    """Return `ConstantComparison.agreement` of answers and labels `[seeds, numbers]`, whose columns have one unit."""
+    """Return `BaselineScores.agreement` of answers and labels `[seeds, numbers]`, whose columns have one unit."""
     centred = [(column - column.mean(0)).double() for column in (answers, labels)]
     spread = (centred[0].T @ centred[0] * (centred[1].T @ centred[1])).sum()
     return _standardised(float((centred[0] * centred[1]).sum()), float(spread) / max(len(answers) - 1, 1))

@@ -12,7 +12,7 @@ from torch import Tensor
 from themis.errors import DataError, ModelError, UsageError
 from themis.oracle.oracle import (
     KEPT_ANSWER,
-    ConstantComparison,
+    BaselineScores,
     Oracle,
     Verdict,
     agreement_of_numbers,
@@ -198,7 +198,7 @@ class Regression(Oracle):
         gap = clean_outputs.double().reshape(-1) - labels.double().reshape(-1)
         return {"error": float(gap.abs().mean())}
 
-    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> ConstantComparison:
+    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BaselineScores:
         answers = _rows(clean_outputs).double()
         given = labels.reshape(answers.shape).double()
         unit = given.std(0, unbiased=False).clamp_min(torch.finfo(torch.float64).tiny)
@@ -207,7 +207,7 @@ class Regression(Oracle):
         agreement = agreement_of_numbers(answers / unit, given / unit)
         errors = f"mean error {float(own.mean()):.3g} against {float(constant.mean()):.3g}"
         text = f"always answering the median label, {_show(median.tolist())}: {errors}"
-        return ConstantComparison(-(own / unit).mean(1), -(constant / unit).mean(1), agreement, text)
+        return BaselineScores(-(own / unit).mean(1), -(constant / unit).mean(1), agreement, text)
 
     @property
     def _tolerances(self) -> tuple[float, ...]:

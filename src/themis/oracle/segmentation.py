@@ -11,7 +11,7 @@ from torch import Tensor
 from themis.errors import DataError
 from themis.oracle.classes import IGNORED_PIXEL, are_probabilities, class_loss
 from themis.oracle.motion import Motion
-from themis.oracle.oracle import KEPT_ANSWER, ConstantComparison, Oracle, Verdict, read_number, wrong_outputs
+from themis.oracle.oracle import KEPT_ANSWER, BaselineScores, Oracle, Verdict, read_number, wrong_outputs
 
 DEFAULT_TOLERANCE = 0.1
 VOID_LABEL = 255
@@ -104,7 +104,7 @@ class Segmentation(Oracle):
         mean = self._overlap(clean_outputs, clean_outputs, labels)[0]
         return {"iou": float(mean.nanmean())}
 
-    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> ConstantComparison | None:
+    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BaselineScores | None:
         reference = self.reference(clean_outputs, labels)
         commonest = int(reference[reference != IGNORED_PIXEL].mode().values)
         scores = torch.zeros_like(clean_outputs[:1])
@@ -112,7 +112,7 @@ class Segmentation(Oracle):
         own = self._overlap(clean_outputs, clean_outputs, labels)[0]
         constant = self._overlap(clean_outputs, scores.expand_as(clean_outputs), labels)[0]
         means = " against ".join(f"{float(part.nanmean()):.3g}" for part in (own, constant))
-        return ConstantComparison(own, constant, 0.0, f"always answering class {commonest}: mean IoU {means}")
+        return BaselineScores(own, constant, 0.0, f"always answering class {commonest}: mean IoU {means}")
 
     def _overlap(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the mean IoU `[tests]`, and the IoU by class `[tests, classes]`, NaN if the reference lacks it."""

@@ -11,7 +11,7 @@ from themis.errors import DataError
 from themis.oracle.classes import MIN_PROBABILITY
 from themis.oracle.oracle import (
     KEPT_ANSWER,
-    ConstantComparison,
+    BaselineScores,
     Oracle,
     Verdict,
     agreement_of_numbers,
@@ -100,7 +100,7 @@ class Threshold(_Thresholded):
         yes = score if self.is_probability else (score - level).sigmoid()
         return torch.where(score < level, 1 - yes, yes)
 
-    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> ConstantComparison | None:
+    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BaselineScores | None:
         return class_baseline(self.answers(clean_outputs), labels.reshape(-1).long())
 
 
@@ -152,12 +152,12 @@ class Multilabel(_Thresholded):
     def describe_left_out(self, has_labels: bool) -> str:
         return "the model has all of their labels wrong"
 
-    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> ConstantComparison | None:
+    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BaselineScores | None:
         answers, given = self.answers(clean_outputs), labels.reshape(clean_outputs.shape).long()
         own, constant = ((rows == given).double().mean(1) for rows in (answers, given.median(0).values))
         shares = " against ".join(percent(float(part.mean())) for part in (own, constant))
         text = f"always giving each label its commonest value: {shares} correct"
-        return ConstantComparison(own, constant, agreement_of_numbers(answers.double(), given.double()), text)
+        return BaselineScores(own, constant, agreement_of_numbers(answers.double(), given.double()), text)
 
 
 def are_bits(labels: Tensor) -> bool:

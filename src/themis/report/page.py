@@ -21,14 +21,7 @@ from torch import Tensor
 
 from themis.reading import items, number, optional, read_json, record, text, whole
 from themis.report.gates.results import read_gates
-from themis.report.names import (
-    FeatureChanges,
-    as_text,
-    describe_settings,
-    feature_changes,
-    feature_names,
-    subject_of,
-)
+from themis.report.names import FeatureChanges, as_text, describe_settings, feature_changes, feature_names, subject_of
 from themis.runs import estimates
 from themis.runs.analysis.groups import group
 from themis.runs.analysis.review import read_review
@@ -125,13 +118,7 @@ def read_view(run: Reader | str | Path, *, most_pictures: int = MAX_PICTURES) ->
         theta=run.record["theta"],
         counts=counts,
         verdict=write_verdict(
-            perturbation,
-            task,
-            counts,
-            clean,
-            rate,
-            constant=start.get("constant"),
-            is_running=state == "running",
+            perturbation, task, counts, clean, rate, constant=start.get("constant"), is_running=state == "running"
         ),
         stop=run.stop_sentence(summary, state),
         decision=decision and decision.clause,  # with --decide
@@ -519,10 +506,7 @@ def render_page(title: str, view: dict[str, Any], scripts: tuple[str, ...], *, l
 def write_report(
     run: str | Path, out: Path | None = None, *, most_pictures: int = MAX_PICTURES, replaces: bool = False
 ) -> Path:
-    """Write the report of a run, by default into its folder; return its path.
-
-    replaces: overwrite a file that is not a report.
-    """
+    """Write the report of a run, by default into its folder; return its path. replaces: see `check_free`."""
     path = Path(run) / REPORT_FILE if out is None else Path(out)
     if out is not None:
         check_free(path, replaces=replaces)  # before the work

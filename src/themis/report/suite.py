@@ -80,10 +80,7 @@ def write_suite_report(
     most_pictures: int = MAX_MEMBER_PICTURES,
     replaces: bool = False,
 ) -> Path:
-    """Write the reports of a suite and its members; return the path of the suite's.
-
-    replaces: overwrite files that are not reports.
-    """
+    """Write the reports of a suite and its members; return the path of the suite's. replaces: see `check_free`."""
     path = suite.path / REPORT_FILE if out is None else Path(out)
     check_free(path, replaces=replaces)
     for folder in suite.run_folders.values():

@@ -202,10 +202,7 @@ def record_samples(calculator: Calculator) -> dict[str, Any]:
     known = None if isinstance(calculator.target, Target) else clean.outputs
     with torch.no_grad():
         samples = _run_samples(calculator.target, calculator.seeds, calculator.perturbation, clean.oracle, known)
-    return {
-        "outputs": samples.outputs.tolist(),
-        "inputs": None if samples.inputs is None else samples.inputs.tolist(),
-    }
+    return {"outputs": samples.outputs.tolist(), "inputs": None if samples.inputs is None else samples.inputs.tolist()}
 
 
 def check_same_tests(run: Reader, target: AnyTarget, seeds: Seeds, perturbation: Perturbation, oracle: Oracle) -> None:

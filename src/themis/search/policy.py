@@ -1,4 +1,4 @@
-"""The protocol of a search policy, and the space that it searches."""
+"""The protocol of a search policy, the space that it searches, and the simple policies: random and corners."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ State = dict[str, NDArray[Any]]
 
 # The purposes of random numbers. Purpose, random seed and counter identify a number, so that no two uses share one.
 FOR_SEED, FOR_THETA, FOR_NOISE, FOR_ORDER, FOR_KIND, FOR_PICK = range(1, 7)
+UNIFORM_STREAM, SEARCH_STREAM = 0, 1
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,36 @@ class Policy(Protocol):
         return {}
 
 
+class Random(Policy):
+    """Draws seed and theta uniformly."""
+
+    def init(self, space: Space) -> None:
+        self.space = space
+        self.state: State = {}
+
+    def propose(self, number: Ints) -> Tests:
+        return self.space.uniform_tests(number, SEARCH_STREAM, number)
+
+    def observe(self, tests: Tests, results: Results) -> None:
+        pass
+
+
+class Corners(Policy):
+    """Tests every seed equally often with the strongest disturbances."""
+
+    def init(self, space: Space) -> None:
+        self.space = space
+        self.state: State = {"walked": np.zeros((), dtype=np.int64)}
+
+    def propose(self, number: Ints) -> Tests:
+        position = self.space.cycle(int(self.state["walked"]), len(number))
+        self.state["walked"] += len(number)
+        return self.space.tests(number, position, self.space.corners(number), "corner")
+
+    def observe(self, tests: Tests, results: Results) -> None:
+        pass
+
+
 class Novelty:
     """Prevents a test from running twice: the same seed and theta, and the same noise if the perturbation is random."""
 
@@ -267,6 +298,3 @@ def _occur_earlier(numbers: Ints) -> Bools:
     is_again = np.ones(len(numbers), dtype=bool)
     is_again[np.unique(numbers, return_index=True)[1]] = False
     return is_again
-
-
-UNIFORM_STREAM, SEARCH_STREAM = 0, 1

@@ -16,14 +16,7 @@ from torch import nn
 from themis.campaign.callback import Callback
 from themis.campaign.recorder import Callbacks
 from themis.campaign.series import CampaignSeries, open_series, refuse_changes
-from themis.campaign.setup import (
-    CampaignPlan,
-    CleanSweep,
-    Executor,
-    TestedModel,
-    choose_executor,
-    read_tested,
-)
+from themis.campaign.setup import CampaignPlan, CleanSweep, Executor, TestedModel, choose_executor, read_tested
 from themis.data.features import Features
 from themis.data.seeds import Seeds, read_seeds
 from themis.data.slices import read_seed_weights

@@ -111,12 +111,12 @@ def own_output(module: nn.Module) -> str | Callable[[Any], Tensor] | None:
     if not _is_of(module, "nn.tasks"):
         return None
     name = type(module).__name__
-    if name not in ULTRALYTICS_OUTPUTS:
+    if name not in YOLO_OUTPUTS:
         raise UsageError(
-            f"a model of Ultralytics must be a {' or a '.join(ULTRALYTICS_OUTPUTS)}, got a {name}: pass "
+            f"a model of Ultralytics must be a {' or a '.join(YOLO_OUTPUTS)}, got a {name}: pass "
             "Target(yolo.model, output=function) with a function that picks its scores, or its boxes as rows"
         )
-    return ULTRALYTICS_OUTPUTS[name]
+    return YOLO_OUTPUTS[name]
 
 
 def _is_of(module: nn.Module, name: str) -> bool:
@@ -129,4 +129,4 @@ def _logits(result: Any) -> Tensor:
     return scores
 
 
-ULTRALYTICS_OUTPUTS: dict[str, Any] = {"DetectionModel": "yolo", "ClassificationModel": _logits}
+YOLO_OUTPUTS: dict[str, str | Callable[[Any], Tensor]] = {"DetectionModel": "yolo", "ClassificationModel": _logits}

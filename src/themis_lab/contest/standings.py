@@ -194,7 +194,7 @@ def show(contested: Contested, console: Console) -> None:
 
 def draw(contested: Contested, path: Path) -> None:
     """The gain of each technique, with both intervals."""
-    from themis.runs.display.figure import MUTED_COLOUR, TEXT_COLOUR, blank_figure, save_figure
+    from themis.runs.display.figure import BLACK, GREY, blank_figure, save_figure
 
     rows = [standing for standing in reversed(ranked(contested.standings)) if standing.shifts]
     if not rows:
@@ -204,16 +204,14 @@ def draw(contested: Contested, path: Path) -> None:
     axes = figure.add_subplot()
     figure.subplots_adjust(left=0.2, right=0.97, top=1 - 0.5 / height, bottom=0.24)
     for y, standing in enumerate(rows):
-        shift, colour = standing.shifts["disturbed"], OWN_COLOUR if standing.technique == THEMIS else TEXT_COLOUR
-        _draw_interval(axes, shift.over_seeds, y - 0.12, MUTED_COLOUR, 1.2)
+        shift, colour = standing.shifts["disturbed"], OWN_COLOUR if standing.technique == THEMIS else BLACK
+        _draw_interval(axes, shift.over_seeds, y - 0.12, GREY, 1.2)
         _draw_interval(axes, shift.combined, y + 0.12, colour, 2.0)
         axes.plot(100 * shift.difference, y, marker="o", color=colour, markersize=6)
-    axes.axvline(0, color=MUTED_COLOUR, linewidth=0.8)
-    axes.set_yticks(range(len(rows)), [standing.technique for standing in rows], color=TEXT_COLOUR)
-    axes.set_xlabel(
-        "gain in disturbed score, points; 95% over both (thick), judge seeds alone (thin)", color=TEXT_COLOUR
-    )
-    axes.set_title(contested.perturbation, loc="left", color=TEXT_COLOUR, fontsize=11)
+    axes.axvline(0, color=GREY, linewidth=0.8)
+    axes.set_yticks(range(len(rows)), [standing.technique for standing in rows], color=BLACK)
+    axes.set_xlabel("gain in disturbed score, points; 95% over both (thick), judge seeds alone (thin)", color=BLACK)
+    axes.set_title(contested.perturbation, loc="left", color=BLACK, fontsize=11)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     save_figure(figure, path, dpi=130)

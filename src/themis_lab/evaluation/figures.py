@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from themis.runs.display.figure import MUTED_COLOUR, TEXT_COLOUR, save_figure
+from themis.runs.display.figure import BLACK, GREY, save_figure
 from themis_lab.comparison.figures import DPI, add_axes, remove_figure, titled_figure
 from themis_lab.comparison.summary import GRID_TITLES
 from themis_lab.evaluation.plans import PAPER_FAULTS
@@ -62,18 +62,18 @@ def draw_correlation_strip(evaluation: Evaluation, path: Path) -> bool:
     width = (0.97 - LEFT_MARGIN) / len(grids)
     for column, grid_name in enumerate(grids):
         axes = add_axes(figure, _place(height, LEFT_MARGIN + column * width, width - 0.03, 0.95), "x")
-        axes.set_title(GRID_TITLES[grid_name], fontsize=9.5, color=TEXT_COLOUR)
+        axes.set_title(GRID_TITLES[grid_name], fontsize=9.5, color=BLACK)
         _shade(axes, len(names))
         for key, offset in (("r", 0.15), ("r_box", -0.15)):
             points = [(r, y + offset) for y, name in enumerate(names) for r in values[grid_name].get((name, key), [])]
             style: dict[str, Any] = {"s": 18, "alpha": 0.55, "color": DEFINITION_COLOURS[key], "linewidths": 0}
             label = f"error rate {DEFINITIONS[key][1]}"
             axes.scatter([r for r, _ in points], [y for _, y in points], label=label, **style)
-        axes.axvline(STRONG_R, color=MUTED_COLOUR, linewidth=0.8, linestyle="--")
+        axes.axvline(STRONG_R, color=GREY, linewidth=0.8, linestyle="--")
         axes.set_yticks(range(len(names)), names if column == 0 else [])
         axes.set_xlim(-1.05, 1.05)
     figure.text(
-        LEFT_MARGIN, 0.16 / height, "Pearson's r; dashed: what the paper calls strong", color=TEXT_COLOUR, fontsize=10
+        LEFT_MARGIN, 0.16 / height, "Pearson's r; dashed: what the paper calls strong", color=BLACK, fontsize=10
     )
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(0.0, 1 - 0.3 / height), ncol=2, **LEGEND)
@@ -98,15 +98,15 @@ def draw_ratios(evaluation: Evaluation, path: Path) -> bool:
     for y, (_, values) in enumerate(rows):
         axes.scatter(values, [y] * len(values), s=24, alpha=0.5, color=DEFINITION_COLOURS["r"], linewidths=0, zorder=3)
         if (interval := median_interval(values)) is not None:
-            axes.plot(interval, [y, y], color=TEXT_COLOUR, linewidth=1.4, zorder=4)
-        axes.plot([median(values)] * 2, [y - 0.28, y + 0.28], color=TEXT_COLOUR, linewidth=1.8, zorder=4)
+            axes.plot(interval, [y, y], color=BLACK, linewidth=1.4, zorder=4)
+        axes.plot([median(values)] * 2, [y - 0.28, y + 0.28], color=BLACK, linewidth=1.8, zorder=4)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.axvline(1, color=MUTED_COLOUR, linewidth=0.8)
-    axes.axvline(PAPER_FAULTS, color=MUTED_COLOUR, linewidth=0.8, linestyle="--")
+    axes.axvline(1, color=GREY, linewidth=0.8)
+    axes.axvline(PAPER_FAULTS, color=GREY, linewidth=0.8, linestyle="--")
     axes.set_yticks(range(len(rows)), [label for label, _ in rows])
     where = f"a mark per cell; black: the median and its 95% interval; dashed: the paper, when done ({PAPER_FAULTS})"
-    figure.text(0.02, 0.16 / height, where, color=TEXT_COLOUR, fontsize=10)
+    figure.text(0.02, 0.16 / height, where, color=BLACK, fontsize=10)
     save_figure(figure, path, dpi=DPI)
     return True
 
@@ -137,7 +137,7 @@ def draw_shares(evaluation: Evaluation, path: Path) -> bool:
     axes.set_yticks(range(len(theory)), labels)
     axes.set_xlim(-0.03, 1.03)
     where = "share of the reference's distinct faults (their number); without cells in which no campaign could stop"
-    figure.text(0.02, 0.16 / height, where, color=TEXT_COLOUR, fontsize=10)
+    figure.text(0.02, 0.16 / height, where, color=BLACK, fontsize=10)
     figure.legend(loc="upper left", bbox_to_anchor=(0.0, 1 - 0.3 / height), ncol=4, **LEGEND)
     save_figure(figure, path, dpi=DPI)
     return True

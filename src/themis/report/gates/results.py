@@ -158,10 +158,7 @@ class GateResults:
 
 GATES_FILE = "gates.json"
 _ROW = record({**dict.fromkeys(("member", "gate", "text", "remedy"), text()), "has_passed": flag}, {"is_judged": flag})
-_FORM = record(
-    {"tests": whole(), "sentence": text(), "rows": items(_ROW)},
-    {"made_by": text()},
-)
+_FORM = record({"tests": whole(), "sentence": text(), "rows": items(_ROW)}, {"made_by": text()})
 
 
 def record_gates(results: GateResults) -> None:

@@ -401,7 +401,9 @@ def _run_paired(models: Models, box: Box, n: int, random_seed: int, comparisons:
     if not was_run.any():
         raise DataError("a test must be similar enough to its seed, but none is: lower min_ssim, min_vif or magnitude")
     before, after = (model["is_fault"] & was_run for model in outcomes)
-    tested, failed_before, failed_after = (_by_seed(position, mask, len(rows)) for mask in (was_run, before, after))
+    tested, failed_before, failed_after = (
+        np.bincount(position[mask], minlength=len(rows)) for mask in (was_run, before, after)
+    )
     is_tested = tested > 0
     rates = paired_rates(tested[is_tested], failed_before[is_tested], failed_after[is_tested], comparisons)
     masks = {
@@ -475,10 +477,6 @@ def _has_weaker(seed_id: Ints, theta: Floats, others: Sequence[Fault], bench: Te
 def _theta(faults: Sequence[Fault], bench: TestBench) -> Floats:
     rows = [list(fault.theta.values()) for fault in faults]
     return np.array(rows, dtype=np.float32).reshape(len(rows), len(bench.theta))
-
-
-def _by_seed(position: Ints, is_counted: Bools, n: int) -> Ints:
-    return np.bincount(position[is_counted], minlength=n).astype(np.int64)
 
 
 VERSION_SIGNIFICANCE = 0.05

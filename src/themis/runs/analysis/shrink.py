@@ -82,11 +82,7 @@ class ShrunkFault:
 
 
 def shrink(
-    run: AnyRun,
-    faults: Sequence[Fault] | None = None,
-    *,
-    most: int = DEFAULT_FAULTS,
-    is_simplest: bool = False,
+    run: AnyRun, faults: Sequence[Fault] | None = None, *, most: int = DEFAULT_FAULTS, is_simplest: bool = False
 ) -> list[ShrunkFault]:
     """Shrink faults of a campaign together: one batched pass runs one step of every bisection.
 

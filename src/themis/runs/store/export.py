@@ -81,11 +81,7 @@ def write_npz(run: Reader, batches: Iterable[Rows], path: Path) -> None:
     """
     import numpy as np
 
-    kinds: dict[str, tuple[Any, Any]] = {
-        "INTEGER": (np.int64, -1),
-        "REAL": (np.float64, np.nan),
-        "TEXT": (np.str_, ""),
-    }
+    kinds: dict[str, tuple[Any, Any]] = {"INTEGER": (np.int64, -1), "REAL": (np.float64, np.nan), "TEXT": (np.str_, "")}
     types = types_of(run)
     parts: dict[str, list[Any]] = {name: [] for name in types}
     for rows in chain(batches, [[]]):  # an empty batch, so that there are columns even without faults

@@ -114,12 +114,10 @@ def check(database: sqlite3.Connection, path: Path) -> None:
     if application != APPLICATION_ID:
         raise StoreError(f"{path} must be a run of Themis, but it is a different database: check the path")
     if version != SCHEMA_VERSION:
-        age, remedy = (
-            ("a newer", "upgrade Themis") if version > SCHEMA_VERSION else ("an older", "run the campaign again")
-        )
-        raise StoreError(
-            f"{path} must have schema {SCHEMA_VERSION}, but it has {version}: {age} Themis wrote it; {remedy}"
-        )
+        why = "an older Themis wrote it; run the campaign again"
+        if version > SCHEMA_VERSION:
+            why = "a newer Themis wrote it; upgrade Themis"
+        raise StoreError(f"{path} must have schema {SCHEMA_VERSION}, but it has {version}: {why}")
 
 
 def check_tables(database: sqlite3.Connection, path: Path) -> tuple[str, ...]:
