@@ -81,7 +81,7 @@ def write_fiftyone(run: Reader, selection: Selection, folder: Path) -> int:
 
 @contextmanager
 def _new_folder(folder: Path, *parts: str) -> Iterator[None]:
-    """Make a folder for pictures and the folders in it; one that holds anything is refused."""
+    """Create a folder for pictures, with subfolders; refuse one that is not empty."""
     if found := list_folder(folder):
         raise UsageError(f"--export needs a new or empty folder, but {folder} holds {found[0]}: choose another name")
     with explained(folder):

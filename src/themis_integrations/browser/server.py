@@ -62,7 +62,7 @@ class WatchedFolder:
         self._rests_until = 0.0
 
     def look(self) -> Snapshot:
-        """The view of the folder as it is now, or as it was a moment ago."""
+        """The current view of the folder, or a recent one."""
         with self._lock:
             if not (self.path / DATABASE).is_file() and not is_suite(self.path):
                 self._state, self._rests_until = (None, False), 0.0
@@ -92,7 +92,7 @@ class WatchedFolder:
             self._state, self._snapshot = (None, False), Snapshot(message=f"{self.path} cannot be shown now: {text}")
 
     def _look_at_files(self) -> tuple[object, bool]:
-        """A value that changes with the folder: its files, and whether a running campaign is still running.
+        """A value that changes if the files change, or if a running campaign ends.
 
         A campaign that is killed changes no file. One that starts does, so a stopped run is not asked again.
         """
@@ -107,7 +107,7 @@ class WatchedFolder:
 
 
 def _stamp(folder: Path) -> frozenset[tuple[str, int, int, int]]:
-    """Name, time, size and inode of each file, without the index of SQLite's log and empty logs: readers make those."""
+    """Name, time, size and inode of each file, except empty logs and the index of the log, which readers create."""
     stamps = []
     for name in os.listdir(folder):
         try:
@@ -126,7 +126,7 @@ OWN_SITES = ("same-origin", "none")
 
 
 def check_request(target: str, headers: Message, port: int, token: str) -> Response | None:
-    """Refuse a request that the user did not make; None if it may be answered. `target` is from the request line."""
+    """Refuse a request that the user did not make; None if it is accepted. `target` is from the request line."""
     hosts = {f"{host}:{port}" for host in ALLOWED_HOSTS} | (set(ALLOWED_HOSTS) if port == 80 else set())
     origins = {f"http://{host}" for host in hosts}
     if not _is_one_of(headers.get_all("Host", []), hosts):
@@ -147,7 +147,7 @@ def check_request(target: str, headers: Message, port: int, token: str) -> Respo
 
 
 def _is_one_of(values: Sequence[str], known: set[str]) -> bool:
-    """Whether there is exactly one value, and it is known."""
+    """Whether there is exactly one value, a known one."""
     return len(values) == 1 and values[0].strip().lower() in known
 
 
@@ -171,7 +171,7 @@ NOTHING_POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; frame
 
 @dataclass(frozen=True)
 class Response:
-    """The status, content and headers that are sent back."""
+    """The status, content and headers of a response."""
 
     status: int
     kind: str = TEXT
@@ -207,7 +207,7 @@ def listen(make: Callable[[], AnyServer], port: int) -> AnyServer:
 
 
 class Server(ThreadingHTTPServer):
-    """Answers the browsers of this machine, in one thread per request."""
+    """Answers browsers on this machine, with one thread per request."""
 
     allow_reuse_address = os.name == "posix"  # on other systems this would share a port that is in use
 
@@ -228,7 +228,7 @@ class Server(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}{PAGE}?token={self.token}"
 
     def respond(self, path: str, known_tags: str) -> Response:
-        """The response to an accepted request; `known_tags` are the tags of the contents that the page already has."""
+        """The response to an accepted request; `known_tags` are the tags of what the page already has."""
         if path not in (PAGE, VIEW):
             return Response.of_text(404, f"only {PAGE} and {VIEW} exist")
         snapshot = self.folder.look()
@@ -250,7 +250,7 @@ class Server(ThreadingHTTPServer):
         raise NotImplementedError
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print one line, unless the browser has only closed the connection."""
+        """Print an error on one line, unless the browser has just closed the connection."""
         error = sys.exception()
         if not isinstance(error, ConnectionError | TimeoutError):
             print_text(f"themis watch: unexpected {type(error).__name__}: {error}", file=sys.stderr)

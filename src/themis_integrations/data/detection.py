@@ -43,7 +43,7 @@ VOC_CLASSES = [
 # fmt: on
 
 Frame = tuple[int, int]
-"""The height and width that pictures are brought to: scaled to fit, with grey beside or above and below them."""
+"""The height and width to which pictures are scaled, with grey margins that keep their shape."""
 COCO_FORM = record(
     {
         "images": items(record({"id": whole(), "file_name": text(1000)})),
@@ -181,14 +181,14 @@ def _seeds(
 
 
 def _place(size: tuple[int, int], frame: Frame) -> tuple[int, int, int, int]:
-    """The place in a frame of a picture of a height and width: left, top, width and height."""
+    """Where a picture of a height and width is in a frame: left, top, width and height."""
     scale = min(frame[0] / size[0], frame[1] / size[1])
     high, wide = (max(1, round(side * scale)) for side in size)
     return (frame[1] - wide) // 2, (frame[0] - high) // 2, wide, high
 
 
 def _scale(boxes: Numbers, size: tuple[int, int], frame: Frame | None, shares: bool) -> Numbers:
-    """Boxes as they are in the frame."""
+    """Convert boxes to the frame."""
     high, wide = size
     left, top, new_wide, new_high = (0, 0, wide, high) if frame is None else _place(size, frame)
     per_unit = (new_wide, new_high) if shares else (new_wide / wide, new_high / high)
@@ -197,7 +197,7 @@ def _scale(boxes: Numbers, size: tuple[int, int], frame: Frame | None, shares: b
 
 
 def _fit(picture: Pixels, frame: Frame) -> Pixels:
-    """A picture `[channels, height, width]` in the frame."""
+    """Scale a picture `[channels, height, width]` into the frame."""
     from PIL import Image
 
     left, top, wide, high = _place((picture.shape[1], picture.shape[2]), frame)
@@ -222,7 +222,7 @@ def _parse_size(size: str | int | None) -> Frame | None:
 
 
 def _find_json(path: Path, annotations: str | None) -> Path:
-    """The file of annotations: the one that is named, or the only one in the folder or in its folder `annotations`."""
+    """The annotation file: the given one, or the only one in the folder or in its folder `annotations`."""
     if annotations is not None:
         named = [Path(annotations).absolute(), path / annotations, path / "annotations" / annotations]
         path = next((file for file in named if os.path.isfile(file)), named[0])
@@ -241,7 +241,7 @@ def _find_json(path: Path, annotations: str | None) -> Path:
 
 
 def _find_pictures(file: Path, path: Path, images: str | None, name: str) -> Path:
-    """The folder of the pictures: the one that is named, or the first of the usual ones that has the first picture."""
+    """The folder of the pictures: the given one, or the first usual one with the first picture."""
     root = path if path.is_dir() else file.parent.parent if file.parent.name == "annotations" else file.parent
     split = file.stem.removeprefix("instances_")
     if images is not None:
@@ -296,7 +296,7 @@ def _find_split(folder: Path, split: str | None) -> tuple[Path, Path]:
 
 
 def _yolo_names(folder: Path) -> list[str] | None:
-    """The names of the classes, if a file tells them."""
+    """The names of the classes, if a file has them."""
     for name in ("data.yaml", "dataset.yaml", "data.yml"):
         file = folder / name
         if os.path.isfile(file):
@@ -317,7 +317,7 @@ def _yolo_names(folder: Path) -> list[str] | None:
 
 
 def _read_lines(file: Path, n_classes: int) -> list[list[float]]:
-    """The objects of a picture, in shares of it; none if there is no file."""
+    """The objects of a picture, in shares of its size; none if there is no file."""
     if not os.path.isfile(file):
         return []
     with data_errors(file, "a text file with lines `class x y width height`"):
@@ -350,7 +350,7 @@ def _read_line(words: list[str], place: str, n_classes: int) -> list[float]:
 
 
 class _PlainTree(TreeBuilder):
-    """Builds a tree, and refuses a document type, which is where entities are defined."""
+    """Builds a tree, and refuses document types, because these can define entities."""
 
     def doctype(self, *_: Any) -> None:
         raise ValueError("it must have no document type and no entities")
@@ -371,7 +371,7 @@ def _voc_split(folder: Path, split: str | None) -> tuple[Path, list[str]]:
 
 
 def _find_picture(folder: Path, stem: str, source: Path) -> Path:
-    """The picture that has this name with some suffix."""
+    """The picture with this name and any suffix."""
     file = _inside(folder, stem, source)
     named = [file.with_name(file.name + suffix) for suffix in SUFFIXES]  # its name may have points
     for picture in named:

@@ -1,4 +1,4 @@
-"""Data sets from the Hugging Face hub, or saved by its library: a column of pictures or numbers, and one of labels."""
+"""Data sets from the Hugging Face hub, or saved by its library, with a column of inputs and a column of labels."""
 
 import importlib
 from pathlib import Path
@@ -25,7 +25,7 @@ def hub_seeds(
     label: str | None = None,
     size: int | str | None = None,
 ) -> Seeds:
-    """`hf:NAME` or `hf:NAME[SPLIT]`, a data set of the hub, or the folder of a saved one.
+    """`hf:NAME` or `hf:NAME[SPLIT]`, a data set on the hub, or the folder of a saved data set.
 
     Pictures are scaled to 0..1 and read when needed. The split is `test` by default; `test[:100]` is a part of it.
     image, label: names of the columns, if they are unusual. config: the configuration of the data set, if it has
@@ -67,7 +67,7 @@ def hub_seeds(
 
 
 def _saved_split(loaded: Any, split: str, path: Path) -> Any:
-    """The split of a saved data set; a slice such as `test[:100]` is taken of it."""
+    """The split of a saved data set, or a slice such as `test[:100]`."""
     name, bracket, rest = split.partition("[")
     if not isinstance(loaded, dict):
         data = loaded
@@ -93,7 +93,7 @@ def _refuse_text(data: Any, column: str | None, path: Path) -> None:
 
 
 def _find(names: list[str], requested: str | None, usual: tuple[str, ...], path: Path) -> str | None:
-    """The column that is requested, or the first that has a usual name."""
+    """The requested column, or the first column with a usual name."""
     if requested is not None and requested not in names:
         raise UsageError(f"the column {requested!r} must be in hf:{path}: {nearest(requested, names)}")
     return requested or next((name for name in usual if name in names), None)

@@ -130,7 +130,7 @@ def _r(row: Row, name: str) -> list[float | None]:
 
 
 def titled_figure(width: float, height: float, title: str) -> Any:
-    """A figure of so many inches, with a title at the upper left."""
+    """A figure of this size in inches, with a title at the upper left."""
     figure = blank_figure(width, height)
     figure.suptitle(title, x=0.02, y=1 - 0.1 / height, ha="left", va="top", fontsize=11, color=BLACK)
     return figure

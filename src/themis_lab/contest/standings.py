@@ -1,4 +1,4 @@
-"""The result of a contest: how each technique did, as data, as a table and as a figure."""
+"""The result of a contest by technique, as data, as a table and as a figure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OWN_COLOUR = "#0072B2"
 
 @dataclass(frozen=True)
 class Lead:
-    """By how much themis is above a rival, paired by random seed and judge seed."""
+    """The lead of themis over a rival, paired by random seed and judge seed."""
 
     over_runs: Estimate | None
     """Over random seeds: Student's t interval of the difference of the scores; None if there is one, or all agree."""
@@ -52,7 +52,7 @@ class Lead:
 
 @dataclass(frozen=True)
 class Standing:
-    """How a technique did; means over random seeds."""
+    """The results of a technique, as means over random seeds."""
 
     technique: str
     n_runs: int
@@ -155,7 +155,7 @@ def ranked(standings: tuple[Standing, ...]) -> list[Standing]:
 
 
 def contest_table(contested: Contested) -> Table:
-    """How each technique did."""
+    """The table of the results by technique."""
     before, plan = contested.before, contested.plan
     rows = [_row(standing) for standing in ranked(contested.standings)]
     scores = f"disturbed {percent(before['disturbed'])}, clean {percent(before['clean'])}"

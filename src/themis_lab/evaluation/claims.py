@@ -1,4 +1,4 @@
-"""The paper's claims beside what was measured, and whether they hold."""
+"""The paper's claims, what was measured, and whether the claims hold."""
 
 from __future__ import annotations
 

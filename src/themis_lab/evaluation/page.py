@@ -14,7 +14,7 @@ from themis_lab.evaluation.summary import Evaluation, Record, name_cell, name_pa
 from themis_lab.zoo import ZOO
 
 CELLS_PAGE = "evaluation-cells.md"
-"""The file with the tables of single cells, beside that of the page."""
+"""The file with the tables of single cells, in the folder of the page."""
 CAPABILITY, AGAINST_RIVALS = "Fault detection capability", "Faults compared with rivals"
 FAULTS_WHEN_DONE, REGAINED = "Faults when done", "Accuracy regained"
 IN_THEORY, PARAMETERS = "The theory", "Parameters"

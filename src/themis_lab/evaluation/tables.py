@@ -455,7 +455,7 @@ JUDGE_VARIANTS = {
 
 
 def variant_tables(evaluation: Evaluation) -> Iterable[Table]:
-    """Every variant beside the preset in the same campaigns of the same cells."""
+    """Each variant and the preset in the same campaigns of the same cells."""
     variants = evaluation.content["variants"]
     preset = {(name_cell(record), record["campaign"]): record for record in variants if record["technique"] == UNVARIED}
     rows: list[tuple[str, ...]] = []

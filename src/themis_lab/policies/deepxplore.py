@@ -45,7 +45,7 @@ class DeepXplore(Paper):
         self.state |= {name: np.zeros((), dtype=np.int64) for name in ("differences", "differing")}
 
     def own_criterion(self, target: AnyTarget, seeds: Seeds, chosen: Criterion | None) -> Criterion:
-        """The neuron coverage that it raises: of the neurons that are tested."""
+        """The neuron coverage to raise, that of the tested neurons."""
         if not self.rivals:
             raise UsageError("policy 'deepxplore' compares the target with other models, got none: pass rivals=[...]")
         if not isinstance(target, Target):
@@ -119,6 +119,6 @@ class DeepXplore(Paper):
         self.state["differing"] = np.zeros((), dtype=np.int64)
 
     def report(self) -> dict[str, Any]:
-        """How many rivals it had, and on how many tests they answered differently from the target."""
+        """The number of rivals, and of tests on which they answered differently from the target."""
         self._count()
         return {"rivals": len(self.rivals), "differences": int(self.state["differences"])}

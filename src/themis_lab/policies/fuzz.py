@@ -34,7 +34,7 @@ class Fuzz(Policy):
         }
 
     def weights(self) -> NDArray[np.float64]:
-        """How likely each test in the queue is to be the next parent, up to a factor."""
+        """The probability of each test in the queue to be the next parent, up to a factor."""
         weights: NDArray[np.float64] = np.maximum(FIRST_WEIGHT - self.state["mutated"] / FADING_MUTATIONS, MIN_WEIGHT)
         return weights
 

@@ -1,4 +1,4 @@
-"""The data sets of the zoo, each with a reader of its own, from its folder in THEMIS_DATA or from a given path.
+"""The data sets of the zoo, each with its reader, from a folder in THEMIS_DATA or from a given path.
 
 Pictures are in 0..1, `[seeds, channels, height, width]`; other features are left as they were recorded. Normalisation
 is part of the target. Where an entry of the zoo reads its splits in another way, a function says how.

@@ -1,4 +1,4 @@
-"""Targets and data of the zoo's entries, training them, and whether they reach their published accuracy."""
+"""Targets and data of the zoo's entries, training, and comparison with published accuracy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants of trained models: operators that change weights, neurons or layers, and which mutants tests kill.
+"""Mutants of trained models: operators that change weights, neurons or layers, and the mutants that tests kill.
 
 The operators are those that DeepMutation (Ma et al., ISSRE 2018) defines on models. They need no training, so a mutant
 is made in no time; those on neurons and layers change the graph that torch.fx traces.
@@ -96,7 +96,7 @@ def _invert_neurons(model: nn.Module, ratio: float, rng: Generator) -> nn.Module
 
 
 def _switch_neurons(model: nn.Module, ratio: float, rng: Generator) -> nn.Module:
-    """Neuron switch: some neurons exchange their effects with another one of the same layer."""
+    """Neuron switch: some neurons exchange their effects with another neuron of the same layer."""
     traced, layers = _activated_layers(model)
     layers = [layer for layer in layers if layer.n_neurons > 1]
     if not layers:
@@ -133,7 +133,7 @@ def _add_layer(model: nn.Module, ratio: float, rng: Generator) -> nn.Module:
 
 
 def _remove_activation(model: nn.Module, ratio: float, rng: Generator) -> nn.Module:
-    """Activation function removal: one layer has none any more."""
+    """Activation function removal: one layer loses its activation function."""
     traced = _trace(model)
     found = [node for node in traced.graph.nodes if _is_activation(node, traced)]
     if not found:
@@ -175,7 +175,7 @@ class ScaledNeurons(nn.Module):
 
 
 class SwitchedNeurons(nn.Module):
-    """Puts the neurons of a layer into another order."""
+    """Permutes the neurons of a layer."""
 
     order: Tensor
 
@@ -221,7 +221,7 @@ class _TracedLayer:
 
     @property
     def axis(self) -> int:
-        """The dimension of its values that neurons are numbered along."""
+        """The dimension of the values along which neurons are numbered."""
         return -1 if isinstance(self.module, nn.Linear) else 1
 
 
