@@ -1,4 +1,4 @@
-"""The results of a comparison: how many faults each technique found on a grid, and how they follow the error rate."""
+"""The results of a comparison: the faults of each technique on a grid, and their correlation with the error rate."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ def show(comparison: Comparison, console: Console) -> None:
 
 
 def opening(comparison: Comparison) -> list[str]:
-    """What was run on which seeds, with a warning if there are few of them."""
+    """What was run on which seeds, with a warning if there are few seeds."""
     plan, seeds = comparison.plan, comparison.seeds
     lines = [
         f"{comparison.perturbation}: {plan.max_passes:,} passes per campaign, {counted(plan.campaigns, 'campaign')} "
@@ -305,7 +305,7 @@ def opening(comparison: Comparison) -> list[str]:
 
 
 def fault_table(grid: GridSummary) -> Table:
-    """How many faults each technique found at the same cost."""
+    """The faults of each technique at the same cost."""
     rows = grid.rows
     columns = ("technique", "distinct faults", "selected", "seeds", "raw", "tests", "coverage", "over the best rival")
     notes = [
@@ -360,7 +360,7 @@ def _has_plateau(row: Row) -> bool:
 
 
 def r_table(grid: GridSummary) -> Table:
-    """How well the faults found follow the error rate, under both of its definitions."""
+    """The correlation of the faults with the error rate, under both definitions of this rate."""
     title = f"Correlation of faults with the error rate, {GRID_TITLES[grid.name]}"
     rates = _rate_notes(grid)
     if grid.degenerate is not None and grid.box_degenerate is not None:

@@ -94,7 +94,7 @@ if triton is not None:
 
 
 def device_of(tensor: Tensor) -> AbstractContextManager[None]:
-    """Within it, kernels are launched on the GPU of `tensor`, if it is on one."""
+    """A context in which kernels are launched on the GPU of `tensor`, if it has one."""
     return torch.cuda.device_of(tensor)  # type: ignore[no-untyped-call, no-any-return, unused-ignore]
 
 

@@ -34,7 +34,7 @@ class UncoveredError(Exception):
 
 
 class Lrp:
-    """LRP of one layer of a target, on a copy of its model: captum leaves rules and activations in the modules.
+    """LRP of one layer of a target, on a copy of its model, because captum leaves rules and activations in the modules.
 
     It uses the epsilon rule everywhere; activation functions pass relevance on. captum sees only modules without
     children: what is computed outside of them after the layer must be harmless, so a residual sum, for instance, is
@@ -79,7 +79,7 @@ class Lrp:
 
 
 class _Tapped(nn.Module):
-    """A target's model that returns the scores and catches the relevance that the backward pass brings to a layer."""
+    """Wraps a target's model to return the scores and record the relevance that the backward pass brings to a layer."""
 
     def __init__(self, target: Target, layer: str) -> None:
         super().__init__()

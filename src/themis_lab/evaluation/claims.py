@@ -40,7 +40,7 @@ COST_NOTE = f"A test of {PRESET} takes two passes more than one of a baseline, s
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper, and what became of it."""
+    """A claim of the paper and its verdict."""
 
     text: str
     paper: str
@@ -92,7 +92,7 @@ def claims_table(evaluation: Evaluation) -> Table | None:
 
 
 def list_verdicts(evaluation: Evaluation) -> str:
-    """Which claims hold, which do in part, and which do not, as a list in Markdown; empty if none was measured."""
+    """A list in Markdown of the claims that hold, hold in part or do not hold; empty if none was measured."""
     words = {
         UPHELD: (UPHELD, "hold"),
         PARTLY_UPHELD: (PARTLY_UPHELD, "hold in part"),
@@ -212,7 +212,7 @@ def _compare_faults(when: str, ratios: list[Record], paper: float | None) -> Cla
 
 
 def _judge_ratios(ratios: list[float], paper: float | None) -> str:
-    """Whether more faults were found, and about as many more as the paper says, if it does."""
+    """Whether more faults were found, and by about the factor that the paper states, if it states one."""
     interval = median_interval(ratios)
     if interval is None:
         return UNDECIDED
@@ -280,7 +280,7 @@ def _gains(retraining: list[Record]) -> Iterator[Claim]:
 
 
 def _count_trainings(retraining: list[Record]) -> str:
-    """The trainings that techniques have had, such as 5, or 3 to 5 if cells differ."""
+    """The number of trainings per technique, such as 5, or 3 to 5 if cells differ."""
     counts = {int(standing["n_runs"]) for record in retraining for standing in record["standings"]}
     return " to ".join(map(str, sorted({min(counts), max(counts)})))
 

@@ -26,7 +26,7 @@ LOWEST_RATIO = 0.1
 
 
 def draw_evaluation(evaluation: Evaluation, folder: Path) -> list[Path]:
-    """Draw all figures that have data; their paths."""
+    """Draw all figures that have data; return their paths."""
     paths = []
     for name, draw in (
         ("correlations", draw_correlation_strip),
@@ -144,12 +144,12 @@ def draw_shares(evaluation: Evaluation, path: Path) -> bool:
 
 
 def _place(height: float, left: float, width: float, top: float) -> tuple[float, float, float, float]:
-    """Where axes are; `height` and `top` are inches, `left` and `width` shares of the figure."""
+    """The place of axes; `height` and `top` are inches, `left` and `width` shares of the figure."""
     return left, 0.62 / height, width, 1 - (0.62 + top) / height
 
 
 def _shade(axes: Any, n_rows: int) -> None:
-    """Shade every second row, so that it is plain which row a mark belongs to."""
+    """Shade every second row, which makes rows easier to follow."""
     for y in range(0, n_rows, 2):
         axes.axhspan(y - 0.5, y + 0.5, color=BAND_COLOUR, zorder=0)
     axes.set_ylim(-0.5, n_rows - 0.5)

@@ -1,4 +1,4 @@
-"""An evaluation as tables and as two pages: one with the answers, and one with the single cells."""
+"""An evaluation as tables and two pages, one with the answers and one with single cells."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def opening(evaluation: Evaluation) -> list[str]:
 
 
 def _count_campaigns(pairs: list[Record]) -> str:
-    """Such as: Every technique had 3 campaigns per magnitude in 24 pairs, 2 in 12."""
+    """A sentence such as: Every technique had 3 campaigns per magnitude in 24 pairs, 2 in 12."""
     counts = Counter(pair["limits"]["campaigns"] for pair in pairs if any(pair["budgets"].values()))
     (most, n_pairs), *others = sorted(counts.items(), reverse=True)
     first = f"{counted(most, 'campaign')} per magnitude in {counted(n_pairs, 'pair')}"
@@ -114,7 +114,7 @@ def _describe_origin(origin: Record) -> str:
 
 
 def progress_tables(evaluation: Evaluation) -> Iterable[Table]:
-    """What has been measured of every model, and how the rest can be."""
+    """What has been measured for each model, and how to measure the rest."""
     content = evaluation.content
     pairs = {(pair["model"], pair["perturbation"]): pair for pair in content["pairs"]}
     perturbations = content["plan"]["perturbations"]
@@ -182,6 +182,6 @@ CELL_TABLES: dict[str, Tables] = {
 
 
 def list_tables(evaluation: Evaluation, makers: Mapping[str, Tables]) -> dict[str, list[Table]]:
-    """The tables of every section that has some."""
+    """The tables of each section that has tables."""
     found = {title: [*make(evaluation)] for title, make in makers.items()}
     return {title: own for title, own in found.items() if own}

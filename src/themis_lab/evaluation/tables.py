@@ -228,7 +228,7 @@ def done_cells(evaluation: Evaluation) -> Iterable[Table]:
 
 
 def _count_done(row: Record | None) -> str:
-    """Such as 247 in 5,348, or 181 in 8,000+ if no campaign was done."""
+    """A text such as 247 in 5,348, or 181 in 8,000+ if no campaign was done."""
     if row is None:
         return NO_VALUE
     mark = "+" if set(row["stops"]) == {"tests"} else ""
@@ -236,7 +236,7 @@ def _count_done(row: Record | None) -> str:
 
 
 def _comparable(done: list[Record]) -> tuple[list[str], list[Record]]:
-    """The techniques that more than half of the cells have, Themis first, and the cells that have all of them."""
+    """The techniques in more than half of the cells, Themis first, and the cells with all of these."""
     counts = Counter(name for pair in done for name in pair["techniques"])
     names = [name for name in counts if 2 * counts[name] > len(done)]
     return themis_first(names), [pair for pair in done if set(names) <= set(pair["techniques"])]
@@ -287,7 +287,7 @@ def fault_ratios(content: Record) -> dict[str, list[Record]]:
 
 
 def choose_grid(grids: list[Record]) -> Record | None:
-    """The results of a cell on magnitudes that were chosen in advance, or else on the paper's; None without any.
+    """The results of a cell at magnitudes chosen in advance, or else at the paper's; None without results.
 
     Where the error rate hardly changes with the paper's magnitudes, they say little: under CW, every test is a fault.
     """
@@ -340,7 +340,7 @@ KNOWN_SHARES = {"seeds": "failing seeds", "regions": "regions", "cells": "cells"
 
 
 def truth_tables(evaluation: Evaluation) -> Iterable[Table]:
-    """What each technique finds of the known faults, and its mutation score, over all cells."""
+    """The known faults that each technique finds, and its mutation score, over all cells."""
     known = evaluation.content.get("truth", [])
     rows: list[tuple[str, ...]] = []
     for name in themis_first({name for truth in known for name in truth["techniques"]}):

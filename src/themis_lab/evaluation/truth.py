@@ -57,7 +57,7 @@ class ThetaGrid:
         return (self.low + place * (self.high - self.low)).astype(np.float32)
 
     def locate(self, theta: Floats) -> Ints:
-        """The cell that each theta lies in."""
+        """The cell of each theta."""
         place = ((theta - self.low) / (self.high - self.low) * self.n).astype(np.int64).clip(0, self.n - 1)
         cells: Ints = np.ravel_multi_index(tuple(place.T), self.shape)
         return cells
@@ -210,7 +210,7 @@ def _share(group: Ints, is_found: Bools) -> float | None:
 
 
 def describe_map(mapped: Record) -> Record:
-    """How much of a mutant fails, without the cells themselves."""
+    """The extent of a mutant's failures, without the cells themselves."""
     failing = mapped["failing"]
     planted = {seed for seed, own in zip(failing["seed_id"], failing["is_planted"], strict=True) if own}
     return {
