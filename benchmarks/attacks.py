@@ -47,8 +47,8 @@ from torch import Tensor, nn
 from themis import Target
 from themis.oracle import Wrong
 from themis.perturb import Context, Perturbation, perturb
+from themis.perturb.attack import APGD_FIRST_STEP, ATTACKS, PGD_STEP, PGD_STEPS
 from themis.perturb.attack import APGD_STEPS as AUTO_STEPS
-from themis.perturb.attack import ATTACKS, FIRST_STEP, STEP, STEPS
 from themis.perturb.attack import CW_SEARCHES as SEARCHES
 from themis.perturb.attack import CW_STEPS as CARLINI_STEPS
 from themis.perturb.names import read_perturbation
@@ -124,12 +124,12 @@ def rows(bench: AttackedModel, requested: list[str], is_long: bool) -> list[Row]
         return lambda inputs, labels: attack(model, inputs, labels, epsilons=None)[0]
 
     box, ball = bench.box, bench.ball
-    in_box = foolbox.attacks.LinfProjectedGradientDescentAttack(rel_stepsize=STEP, steps=STEPS)
-    in_ball = foolbox.attacks.L2ProjectedGradientDescentAttack(rel_stepsize=STEP, steps=STEPS)
+    in_box = foolbox.attacks.LinfProjectedGradientDescentAttack(rel_stepsize=PGD_STEP, steps=PGD_STEPS)
+    in_ball = foolbox.attacks.L2ProjectedGradientDescentAttack(rel_stepsize=PGD_STEP, steps=PGD_STEPS)
     candidates = [
         Row("fgsm", box, "1", "max", fixed(foolbox.attacks.LinfFastGradientAttack(), box)),
-        Row("pgd", box, str(STEPS), "max", fixed(in_box, box)),
-        Row("pgd_l2", ball, str(STEPS), "l2", fixed(in_ball, ball)),
+        Row("pgd", box, str(PGD_STEPS), "max", fixed(in_box, box)),
+        Row("pgd_l2", ball, str(PGD_STEPS), "l2", fixed(in_ball, ball)),
         Row("cw", 0.0, SHORT, "l2", nearest(0.0, SEARCHES, CARLINI_STEPS, False)),
         Row("cw", bench.confidence, SHORT, "l2", nearest(bench.confidence, SEARCHES, CARLINI_STEPS, False)),
     ]
@@ -153,7 +153,7 @@ def auto(module: WithPreprocessing, bench: AttackedModel) -> Callable[[Tensor, T
 
     def run(inputs: Tensor, labels: Tensor) -> Tensor:
         attack = reference("art.attacks.evasion").AutoProjectedGradientDescent(
-            classifier, eps=bench.box, eps_step=FIRST_STEP * bench.box, max_iter=AUTO_STEPS, nb_random_init=1,
+            classifier, eps=bench.box, eps_step=APGD_FIRST_STEP * bench.box, max_iter=AUTO_STEPS, nb_random_init=1,
             batch_size=len(inputs), verbose=False,
         )  # fmt: skip
         return torch.from_numpy(attack.generate(inputs.cpu().numpy(), labels.cpu().numpy())).to(device)

@@ -34,7 +34,7 @@ from searching.files import write_results
 import themis
 from themis.campaign.loop import is_little_left
 from themis.judge.estimate import Estimate
-from themis.judge.risk import FACTOR, forecast, residual_risk
+from themis.judge.risk import REACH_FACTOR, forecast, residual_risk
 from themis_lab.zoo import data, load
 
 RESULTS = Path(__file__).parent / "results" / "discovery.json"
@@ -248,11 +248,11 @@ def judge_estimators(curves: list[Record]) -> tuple[dict[str, Any], dict[str, An
         name = f"{curve['row']}, {curve['policy']}"
         places = uniform_places(curve) if curve["policy"] != "paper" else None
         for n_tests in (int(BUDGET / 2 ** (k / 2)) for k in range(9)):
-            if FACTOR * n_tests > curve["rounds"][-1][0]:
+            if REACH_FACTOR * n_tests > curve["rounds"][-1][0]:
                 continue
             for kind, key in (("distinct faults", "found_at"), ("failing seeds", "failing_at")):
                 all_found = np.array(curve[key])
-                found, truth = all_found[all_found < n_tests], int((all_found < FACTOR * n_tests).sum())
+                found, truth = all_found[all_found < n_tests], int((all_found < REACH_FACTOR * n_tests).sum())
                 stated = forecast(found, n_tests, None if kind == "distinct faults" else curve["seeds"]).estimate
                 held[kind].setdefault(name, []).append(
                     (stated.low <= truth <= stated.high, truth < stated.low, truth > stated.high)
@@ -306,13 +306,13 @@ def judge_stops(curves: list[Record], recall: float) -> dict[str, Any]:
     """By row and rule, one item per campaign: its tests, the share of what is within reach that it found, and why."""
     rows: dict[str, Any] = {}
     for curve in curves:
-        if curve["policy"] != "scheduled" or curve["rounds"][-1][0] < FACTOR * BUDGET:
+        if curve["policy"] != "scheduled" or curve["rounds"][-1][0] < REACH_FACTOR * BUDGET:
             continue
         found_at = np.array(curve["found_at"])
         for rule, goal in (("coverage", None), ("coverage and recall", recall)):
             stop = stop_at(curve, goal)
             n_tests = stop or BUDGET
-            found, truth = (int((found_at < factor * n_tests).sum()) for factor in (1, FACTOR))
+            found, truth = (int((found_at < factor * n_tests).sum()) for factor in (1, REACH_FACTOR))
             figures = {
                 "tests": n_tests,
                 "recall": round(found / max(truth, 1) if truth else 1.0, 3),
@@ -379,7 +379,7 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="run the campaigns, and write the file")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--random-seeds", type=int, default=3)
-    parser.add_argument("--tests", type=int, default=FACTOR * BUDGET)
+    parser.add_argument("--tests", type=int, default=REACH_FACTOR * BUDGET)
     parser.add_argument("--recall", type=float, default=0.9)
     parser.add_argument("--json", type=Path, default=RESULTS)
     arguments = parser.parse_args()

@@ -48,7 +48,7 @@ from themis.compute.rng import Rng
 from themis.data.seeds import read_seeds
 from themis.measure.tests import Tests
 from themis.perturb import Context, Perturbation, Theta
-from themis.perturb.attack import STEPS, in_steps
+from themis.perturb.attack import PGD_STEPS, with_steps
 from themis.retraining.changes import Shift, paired, relative_errors
 from themis.retraining.examine import Column, Exam, examine
 from themis.retraining.frontier import FrontierPoint, choose_share, join_frontiers
@@ -66,14 +66,14 @@ from themis_lab.zoo.datasets import FRAMES_PER_BLOCK
 BASELINES = ("nc", "kmnc", "idc", "lsa")
 RIVALS = ("random", "augmix", "pgd", *BASELINES)
 OWN = "themis"
-PLAIN = {"steer": 0.0, "distill": 0.0, "attack_steps": STEPS}
+PLAIN = {"steer": 0.0, "distill": 0.0, "attack_steps": PGD_STEPS}
 VARIANTS: dict[str, dict[str, Any]] = {
     OWN: {},
     "themis undistilled": {"distill": 0.0},
     "themis unsteered": {"steer": 0.0},
     "themis labels": {"distill": 0.0, "steer": 0.5},
     "themis unblended": {"blend": 0.0},
-    "themis whole attacks": {"attack_steps": STEPS},
+    "themis whole attacks": {"attack_steps": PGD_STEPS},
     "themis updated": {"statistics": "update"},
     "themis sgd": {"optimiser": "sgd", "learning_rate": 0.01},
     "themis bfloat16": {"autocast": True},
@@ -276,7 +276,7 @@ def run(cell: Cell) -> dict[str, Any]:
     assert not isinstance(target.oracle, str)  # it is settled
     material, spent = _material(cell, target, parts, perturbations)
     _, _, n_fresh = recipe.counts()
-    sources = [in_steps(each, recipe.attack_steps) for each in (perturbations.values() if other is None else [other])]
+    sources = [with_steps(each, recipe.attack_steps) for each in (perturbations.values() if other is None else [other])]
     attacks = max(source.passes + (source.passes > 0) for source in sources)  # one more shows what to attack
     asks_old_model = recipe.distill > 0 and shown(target.oracle, parts.search) != ""
     spent += (len(parts.train) + len(parts.search)) * asks_old_model

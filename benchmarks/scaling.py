@@ -484,7 +484,7 @@ def main() -> None:
         return
     if arguments.one is not None:
         if arguments.cluster:
-            chunk.CHUNK_MOST = arguments.chunk
+            chunk.MAX_CHUNK = arguments.chunk
             print(simulate_cluster(arguments.one, Cluster(**json.loads(arguments.cluster)), arguments.tests or LONG))
             return
         TracingMeasurer.weighs = arguments.model is not None

@@ -79,7 +79,7 @@ def written_at_once(monkeypatch):
 
     note = writer.Writer.note
     monkeypatch.setattr(writer, "WRITING_SHARE", float("inf"))
-    monkeypatch.setattr(writer, "FIRST_CHECKPOINT", 0.0)
+    monkeypatch.setattr(writer, "FIRST_CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(writer.Writer, "note", lambda self, **values: (note(self, **values), self.wait()))
 
 

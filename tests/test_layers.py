@@ -30,7 +30,11 @@ OFFENDERS = {
         "\nimport themis_integrations.data.hub\n",
         "themis.data.readers -> themis_integrations.data.hub",
     ),
-    "of the laboratory": ("search/simple.py", "\nimport themis_lab.zoo\n", "themis.search.simple -> themis_lab.zoo"),
+    "of the laboratory": (
+        "search/boundary.py",
+        "\nimport themis_lab.zoo\n",
+        "themis.search.boundary -> themis_lab.zoo",
+    ),
     "through the package itself": ("data/seeds.py", "\nimport themis\n", "themis.data.seeds -> themis (l."),
 }
 

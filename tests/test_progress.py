@@ -95,7 +95,7 @@ def test_readers_say_how_far_they_are(tmp_path, monkeypatch):
 @pytest.mark.parametrize("option", ["", "--quiet", "--json"])
 def test_the_command_line_prints_what_takes_long(tmp_path, monkeypatch, capsys, option):
     go_to(tmp_path, monkeypatch, SLOW)
-    monkeypatch.setattr(themis.cli, "FIRST_SECONDS", 0.02)
+    monkeypatch.setattr(themis.cli, "FIRST_STEP_SECONDS", 0.02)
     assert main([*RUN.split(), *option.split()]) == 0
     message = capsys.readouterr().err
     assert ("themis run: running the model on the first inputs (" in message) == (not option)

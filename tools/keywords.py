@@ -15,7 +15,7 @@ from typing import Any
 from themis.campaign.api import CHANGEABLE
 from themis.retraining.recipe import Recipe, RetrainingPlan
 from themis.settings import Settings
-from themis.suites.options import OF_THE_SUITE, SuiteOptions
+from themis.suites.options import UNSUPPORTED_OPTIONS, SuiteOptions
 from themis_lab.comparison.plan import ComparisonPlan
 from themis_lab.contest.plan import ContestPlan
 
@@ -66,7 +66,7 @@ def typed_dict(name: str, summary: str, lines: Iterable[str], base: str = "Typed
 
 
 def product() -> str:
-    of_suites = {*OF_THE_SUITE, *names(SuiteOptions)}
+    of_suites = {*UNSUPPORTED_OPTIONS, *names(SuiteOptions)}
     budget, stop = of_suites.intersection(CHANGEABLE), {*CHANGEABLE} - of_suites
     return "".join(
         [

@@ -1,4 +1,4 @@
-"""Groups of faults by content: those whose clean inputs look alike to the tested model.
+"""Groups of faults by content, that is, of faults whose clean inputs look alike to the tested model.
 
 The features of a seed are the activations of the last layer before the output, averaged over places. They are reduced
 to principal components and divided into clusters, of which there are as many as are best apart.
@@ -28,7 +28,7 @@ Floats = NDArray[np.float32]
 CLUSTERED_COMPONENTS = 20
 CLUSTERED_SEEDS = 2000
 """Seeds that clusters are formed from; every other one joins the nearest."""
-LEAST_SILHOUETTE = 0.1
+MIN_SILHOUETTE = 0.1
 """Least silhouette of clusters: in 20 dimensions, a single cloud of points has one of 0.05."""
 N_CLASSES = 3
 """Classes of seeds that a group's description names."""
@@ -50,7 +50,7 @@ def group_by_content(run: AnyRun, most: int = 20) -> list[Group]:
 
 
 def seed_features(calculator: Calculator, rows: Ints) -> Floats:
-    """The features of some seeds, `[seeds, features]`. The target must be open."""
+    """The features of some seeds, `[seeds, features]`; the target must be open."""
     hidden = [layer.name for layer in calculator.layers if layer.name != OUTPUT]
     if not hidden:
         raise UsageError("groups by content need a model with a hidden layer, but this one has none: group by change")
@@ -72,7 +72,7 @@ def seed_features(calculator: Calculator, rows: Ints) -> Floats:
 
 
 def find_clusters(features: Floats, most: int) -> Ints:
-    """The number of each row's cluster; one if none are clearly apart."""
+    """The cluster number of each row; there is one cluster if none are clearly separate."""
     with needs_extra("content", "groups by content need scikit-learn"):
         from sklearn.cluster import KMeans
         from sklearn.decomposition import PCA
@@ -90,7 +90,7 @@ def find_clusters(features: Floats, most: int) -> Ints:
         if len(np.unique(clusters.labels_)) == k:
             found.append((silhouette_score(points[at], clusters.labels_), clusters.predict(points).astype(np.int64)))
     apart, best = max(found, key=lambda pair: pair[0], default=(0.0, single))
-    return best if apart >= LEAST_SILHOUETTE else single
+    return best if apart >= MIN_SILHOUETTE else single
 
 
 def _describe(faults: Faults, is_member: NDArray[np.bool_], n_shown: int) -> Group:

@@ -37,9 +37,9 @@ def write_parquet(run: Reader, batches: Iterable[Rows], path: Path) -> None:
             writer.write_batch(pa.record_batch([pa.array(values, kind) for kind, values in columns], schema=schema))
 
 
-LEFT_OUT = ("id", "label", "clean_answer", "answer", "confidence", "tensors", "signature", "position", "chunk", "kind")
+OMITTED = ("id", "label", "clean_answer", "answer", "confidence", "tensors", "signature", "position", "chunk", "kind")
 """Columns that the labels of FiftyOne hold elsewhere, or that matter only to a replay."""
-AT_ONCE = 64
+FAULTS_AT_ONCE = 64
 """Faults whose tensors are in memory at a time."""
 
 
@@ -70,7 +70,7 @@ def write_fiftyone(run: Reader, selection: Selection, folder: Path) -> int:
             _save(folder / "data" / f"{values['id']}.png", tensors.inputs, run)
             words = _in_words(run, values)
             answer = words.pop("answer_name")
-            known = {name: value for name, value in values.items() if name not in LEFT_OUT and value is not None}
+            known = {name: value for name, value in values.items() if name not in OMITTED and value is not None}
             attributes = {"fault": values["id"], **words, **known}
             label = {"label": answer, "confidence": values["confidence"], "attributes": attributes}
             labels[str(values["id"])] = label
@@ -81,7 +81,7 @@ def write_fiftyone(run: Reader, selection: Selection, folder: Path) -> int:
 
 @contextmanager
 def _new_folder(folder: Path, *parts: str) -> Iterator[None]:
-    """Make a folder for pictures and the folders in it; one that holds anything is refused."""
+    """Create a folder for pictures, with subfolders; refuse one that is not empty."""
     if found := list_folder(folder):
         raise UsageError(f"--export needs a new or empty folder, but {folder} holds {found[0]}: choose another name")
     with explained(folder):
@@ -94,8 +94,8 @@ def _kept(run: Reader, selection: Selection) -> Iterator[tuple[dict[str, Any], T
     """The columns and the tensors of the selected faults whose inputs were kept."""
     kept = replace(selection, conditions=[*selection.conditions, "tensors IS NOT NULL"])
     for rows in kept.rows(run):
-        for first in range(0, len(rows), AT_ONCE):
-            objects = [as_object(run, row) for row in rows[first : first + AT_ONCE]]
+        for first in range(0, len(rows), FAULTS_AT_ONCE):
+            objects = [as_object(run, row) for row in rows[first : first + FAULTS_AT_ONCE]]
             tensors = run.tensors([values["id"] for values in objects])
             yield from ((values, tensors[values["id"]]) for values in objects if values["id"] in tensors)
 

@@ -26,7 +26,7 @@ from themis.target.loaders.factory import call_factory
 
 
 def load_model(name: str) -> Any:
-    """The model that `maite:module:factory` makes."""
+    """The model that `maite:module:factory` names."""
     model = call_factory(name, "model")
     if not is_maite_model(model):
         raise UsageError(
@@ -51,7 +51,7 @@ class MovedTarget:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """A perturbation as an augmentation of MAITE; made by `as_augmentation`."""
+    """A perturbation as an augmentation of MAITE, created by `as_augmentation`."""
 
     perturbation: Perturbation
     theta: Mapping[str, float]
@@ -121,14 +121,14 @@ def as_augmentation(
 
 
 def _drawn(theta: Theta, share: float) -> float:
-    """The value below which this share of the values of theta lie."""
+    """The quantile of the values of theta."""
     if isinstance(theta.distribution, Distribution):
         return float(theta.distribution.value_at(share, theta.low, theta.high))
     return theta.low + share * (theta.high - theta.low)
 
 
 def _moved(target: Any, motion: Motion) -> MovedTarget:
-    """The target of a picture that has moved; objects that cannot be expected to be found are left out."""
+    """The target of a picture that has moved, without the objects that no model could be expected to find."""
     boxes, labels, scores = (torch.as_tensor(getattr(target, name)) for name in ("boxes", "labels", "scores"))
     moved, is_visible = moved_boxes(boxes.float().reshape(1, -1, 4), motion)
     return MovedTarget(moved[0][is_visible[0]], labels[is_visible[0]], scores[is_visible[0]])

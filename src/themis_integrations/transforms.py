@@ -22,10 +22,10 @@ from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta
 from themis.target.loaders.factory import read_call
 
-GREY = np.full((32, 32, 3), 0.5, np.float32)
-"""A picture that every transform is tried on."""
-SEEDS = 1 << 24
-"""Seeds of a transform's random numbers: as many as a uniform float32 can tell apart."""
+SAMPLE_PICTURE = np.full((32, 32, 3), 0.5, np.float32)
+"""A grey picture on which every transform is tried."""
+N_TRANSFORM_SEEDS = 1 << 24
+"""Number of seeds for a transform's random numbers, as many as a uniform float32 can distinguish."""
 EXAMPLE = "albumentations:GaussNoise(std_range=(0, 0.2))"
 
 
@@ -101,7 +101,7 @@ def _read_transform(package: str, name: str, arguments: str) -> Perturbation:
     def reason_against(make: Callable[[dict[str, float]], Any]) -> Exception | None:
         try:
             for values in (lows, highs):
-                library.apply(make(values), GREY, 0)
+                library.apply(make(values), SAMPLE_PICTURE, 0)
         except Exception as error:  # whatever the package raises
             return error
         return None
@@ -117,7 +117,7 @@ def _read_transform(package: str, name: str, arguments: str) -> Perturbation:
 
     def apply(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
         pictures = inputs.detach().cpu().movedim(1, -1).contiguous().numpy()
-        seeds, changed = (rng.uniform(1) * SEEDS).long().flatten().tolist(), []
+        seeds, changed = (rng.uniform(1) * N_TRANSFORM_SEEDS).long().flatten().tolist(), []
         for picture, row, seed in zip(pictures, theta.tolist(), seeds, strict=True):
             values = {key: round(value) if key in whole else value for key, value in zip(ranges, row, strict=True)}
             with warnings.catch_warnings():

@@ -26,22 +26,22 @@ from themis.search.policy import UNIFORM_STREAM, Space
 from themis.target.activations import Layer
 
 Floats = NDArray[np.float64]
-ORDINARY = 384
-"""Tests that the baseline is learned from: about a hundred for each of the few parameters of a layer's fit."""
+N_BASELINE_TESTS = 384
+"""Tests from which the baseline is learned: about a hundred per parameter of a layer's fit."""
 PRECEDING_LAYERS = 2
-"""Preceding layers that predict a layer's sensitivity, besides the input: a block and what bypasses it."""
-LEAST_SENSITIVITY = 0.1
+"""Preceding layers that predict a layer's sensitivity together with the input: a block and its shortcut."""
+MIN_SENSITIVITY = 0.1
 """Least baseline sensitivity of a neuron, as a share of its layer's: one that hardly ever moves must not dominate."""
-FLOOR = 0.05
-"""Least standard deviation of a layer's logarithm: a twentieth more than predicted is never unusual."""
-RIDGE = 1e-3
-"""Ridge penalty that keeps a fit solvable if layers move together, in variances of a logarithm."""
-TUKEY = 4.685
+MIN_DEVIATION = 0.05
+"""Least standard deviation of the logarithm of a layer, so that 5% more than predicted is never unusual."""
+RIDGE_PENALTY = 1e-3
+"""Ridge penalty, in variances of a logarithm, which keeps a fit solvable if layers are correlated."""
+TUKEY_CONSTANT = 4.685
 """Standard deviations beyond which a test is ignored by a fit: Tukey's constant, 95% efficient for normal errors."""
-MOST_LOCATED = 24
-"""Most faults that are run again: their median then has a quarter of their standard deviation."""
-NEARLY = 0.5
-"""Share of the largest score from which a layer may be the entry: half of an extreme score is still extreme."""
+MAX_LOCATED = 24
+"""Limit for the faults that are run again; the standard error of their median is then a quarter of their deviation."""
+MIN_ENTRY_SHARE = 0.5
+"""Least score of a layer where a change may start, as a share of the largest score: half of an extreme is extreme."""
 NAMED_NEURONS, NAMED_LAYERS = 5, 3
 """Neurons that are named in each of the first layers."""
 
@@ -99,7 +99,7 @@ class Baseline:
         return design @ slopes, spread * np.sqrt(1 + leverage)
 
 
-def learn_baseline(run: AnyRun, n: int = ORDINARY, random_seed: int = 0) -> Baseline:
+def learn_baseline(run: AnyRun, n: int = N_BASELINE_TESTS, random_seed: int = 0) -> Baseline:
     """Run ordinary tests, of the run's seeds with uniform theta, and learn from those that the model passes."""
     run = as_run(run)
     seed_id = run.handle.seeds.seed_id.numpy()
@@ -110,7 +110,7 @@ def learn_baseline(run: AnyRun, n: int = ORDINARY, random_seed: int = 0) -> Base
             # Not the root mean square: passed tests in which a layer went wrong would count too much.
             scale = _mean_changes(calculator, tests, [layer.name for layer in calculator.layers])
             for mean in scale.values():
-                mean.clamp_(min=max(float(LEAST_SENSITIVITY * mean.square().mean().sqrt()), 1e-12))
+                mean.clamp_(min=max(float(MIN_SENSITIVITY * mean.square().mean().sqrt()), 1e-12))
             logs = _log_changes(calculator, tests, scale)
     fits = [_fit(_design(logs, k), logs[:, k]) for k in range(1, logs.shape[1])]
     return Baseline(calculator, scale, fits, len(tests))
@@ -120,7 +120,7 @@ def locate(faults: Sequence[Fault], baseline: Baseline) -> Localization:
     """The layers that change unusually in these faults, such as those of a group, with their neurons."""
     if not faults:
         raise UsageError("there must be a fault to locate, got none: pass some of run.faults")
-    at = np.linspace(0, len(faults) - 1, min(MOST_LOCATED, len(faults))).round().astype(int)
+    at = np.linspace(0, len(faults) - 1, min(MAX_LOCATED, len(faults))).round().astype(int)
     chosen = [faults[k] for k in at.tolist()]
     calculator = baseline.calculator
     with calculator.target.opened(), torch.no_grad():
@@ -146,7 +146,7 @@ def _rank(scores: Floats) -> list[int]:
 
     A faulty layer may affect the layers after it even more than itself, but never one before it.
     """
-    entry = int((scores >= NEARLY * scores.max()).argmax()) if scores.max() > 0 else int(scores.argmax())
+    entry = int((scores >= MIN_ENTRY_SHARE * scores.max()).argmax()) if scores.max() > 0 else int(scores.argmax())
     return [entry, *(k for k in np.argsort(-scores, kind="stable").tolist() if k != entry)]
 
 
@@ -242,13 +242,15 @@ def _design(logs: Floats, k: int) -> Floats:
 def _fit(design: Floats, values: Floats) -> tuple[Floats, Floats, float]:
     """Slopes, their covariance for a standard deviation of 1, and the standard deviation; Tukey's weights."""
     weight = np.ones(len(values))
-    ridge = RIDGE * len(values) * np.eye(design.shape[1])
+    ridge = RIDGE_PENALTY * len(values) * np.eye(design.shape[1])
     ridge[0, 0] = 0.0
     for _ in range(20):
         weighted = design * weight[:, None]
         gram = weighted.T @ design + ridge
         slopes = np.linalg.solve(gram, weighted.T @ values)
         residuals = values - design @ slopes
-        spread = max(float(1.4826 * np.median(np.abs(residuals - np.median(residuals)))), FLOOR)
-        weight = np.where(np.abs(residuals) < TUKEY * spread, (1 - (residuals / (TUKEY * spread)) ** 2) ** 2, 0.0)
+        spread = max(float(1.4826 * np.median(np.abs(residuals - np.median(residuals)))), MIN_DEVIATION)
+        weight = np.where(
+            np.abs(residuals) < TUKEY_CONSTANT * spread, (1 - (residuals / (TUKEY_CONSTANT * spread)) ** 2) ** 2, 0.0
+        )
     return np.asarray(slopes), np.asarray(np.linalg.inv(gram)), spread

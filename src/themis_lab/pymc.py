@@ -14,16 +14,16 @@ from torch import Tensor
 
 from themis.errors import needs_extra
 from themis.judge.coverage import PAPER_DRAWS, Posterior
-from themis.judge.diagnostics import CHAINS, join, judge_by_chains, summarise
+from themis.judge.diagnostics import N_CHAINS, join, judge_by_chains, summarise
 from themis.measure.moments import Moments
 
 MODEL_NEURONS = 256
 """Neurons per model: NUTS needs longer trajectories for more."""
 
-THIN = 5
-"""One draw is kept in this many steps. Neighbouring NUTS draws are negatively correlated, which makes the ESS up to 2.5
-times the number of draws and would lower the MCSE without a single test; five steps apart, draws are practically
-independent, like those of the other judges (measured: the ESS is 0.99 of the draws)."""
+THINNING = 5
+"""Every fifth draw is kept. Neighbouring NUTS draws are negatively correlated: the ESS is up to 2.5 times the number of
+draws, which would lower the MCSE without more tests. Draws five steps apart are practically independent, like those of
+the other judges (measured: the ESS is 0.99 of the draws)."""
 
 
 def pymc(moments: Moments, *, draws: int = PAPER_DRAWS, random_seed: int = 0) -> Posterior:
@@ -48,15 +48,15 @@ def _chains(n: Tensor, n_draws: int, stream: tuple[int, int]) -> Tensor:
         scatter = (n_tests - 1 + z**2) * pm.math.exp(-2 * log_sigma)
         pm.Potential("moments", -n_tests * log_sigma - scatter / 2)
         trace = pm.sample(
-            draws=n_draws * THIN,
-            chains=CHAINS,
+            draws=n_draws * THINNING,
+            chains=N_CHAINS,
             cores=1,
             random_seed=int(seed[0]),
             var_names=["z"],
             progressbar=False,
             compute_convergence_checks=False,
         )
-    kept = trace.posterior["z"].values[:, THIN - 1 :: THIN]  # [chains, draws, neurons]
+    kept = trace.posterior["z"].values[:, THINNING - 1 :: THINNING]  # [chains, draws, neurons]
     return torch.from_numpy(kept).permute(2, 0, 1).contiguous().to(n.device)
 
 

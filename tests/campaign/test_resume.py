@@ -22,7 +22,7 @@ from themis.campaign.interrupt import SIGNALS
 from themis.campaign.recorder import Interrupts
 from themis.runs.store.reader import Reader
 from themis.runs.store.writer import Writer
-from themis.search.simple import Random
+from themis.search.policy import Random
 
 pytestmark = pytest.mark.xdist_group("campaign")
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from themis.runs.analysis.groups import (
-    CHANCE,
-    GROWN,
-    UNUSUAL_THETA,
+    MIN_LAYER_GROWTH,
+    MIN_THETA_GAP,
+    SIGNIFICANCE_LEVEL,
     find_groups,
     growth_chance,
     interval,
@@ -23,10 +23,10 @@ def test_a_random_set_of_faults_has_no_unusual_theta_and_no_grown_layer(n):
         is_member[rng.choice(400, n, replace=False)] = True
         theta, seed_id = rng.random(400), rng.integers(0, 150, 400)
         gap = interval(theta[is_member], theta[~is_member])[0]
-        n_theta += gap >= UNUSUAL_THETA and kuiper_chance(gap, n, 400 - n) < CHANCE
+        n_theta += gap >= MIN_THETA_GAP and kuiper_chance(gap, n, 400 - n) < SIGNIFICANCE_LEVEL
         shares = rng.dirichlet(np.ones(8), 150)[seed_id]  # faults of one seed are alike
-        is_certain = growth_chance(shares, is_member, seed_id) * 8 < CHANCE
-        n_layers += (is_certain & (shares[is_member].mean(0) > GROWN * shares[~is_member].mean(0))).any()
+        is_certain = growth_chance(shares, is_member, seed_id) * 8 < SIGNIFICANCE_LEVEL
+        n_layers += (is_certain & (shares[is_member].mean(0) > MIN_LAYER_GROWTH * shares[~is_member].mean(0))).any()
     assert n_theta <= 8
     assert n_layers <= 8
 
@@ -35,14 +35,14 @@ def test_a_true_difference_is_mentioned():
     rng, found = np.random.default_rng(0), 0
     for _ in range(100):
         gap = interval(rng.uniform(0.8, 1, 10), rng.random(300))[0]
-        found += gap >= UNUSUAL_THETA and kuiper_chance(gap, 10, 300) < CHANCE
+        found += gap >= MIN_THETA_GAP and kuiper_chance(gap, 10, 300) < SIGNIFICANCE_LEVEL
     assert found >= 95
     shares = rng.dirichlet(np.ones(8), 300)
     shares[:30, 2] += 0.3
     shares /= shares.sum(1, keepdims=True)
     is_member = np.arange(300) < 30
     assert growth_chance(shares, is_member, np.arange(300)).argmin() == 2
-    assert growth_chance(shares, is_member, np.arange(300))[2] * 8 < CHANCE
+    assert growth_chance(shares, is_member, np.arange(300))[2] * 8 < SIGNIFICANCE_LEVEL
 
 
 @pytest.mark.parametrize("statistic", [0.2, 0.3, 0.4, 0.6])

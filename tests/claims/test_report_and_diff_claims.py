@@ -9,7 +9,7 @@ from torch import nn
 
 import themis
 from themis.judge.estimate import share
-from themis.runs.analysis.compare import SIGNIFICANCE, mcnemar, paired_rates
+from themis.runs.analysis.compare import TECHNIQUE_SIGNIFICANCE, mcnemar, paired_rates
 from themis.runs.analysis.groups import _describe_share
 from themis.runs.analysis.shrink import Robustness
 
@@ -70,7 +70,7 @@ def test_the_luck_of_one_technique_is_not_called_a_difference_of_two(policy):
         options = {"policy": policy, "max_tests": 450, "round_size": 90, "random_seed": random_seed}
         run = themis.run(net, inputs, "gaussian", magnitude=0.3, coverage=None, **options)
         broken.append({fault.seed_id for fault in run.faults})
-    called = [mcnemar(len(a - b), len(b - a)) < SIGNIFICANCE for a, b in combinations(broken, 2)]
+    called = [mcnemar(len(a - b), len(b - a)) < TECHNIQUE_SIGNIFICANCE for a, b in combinations(broken, 2)]
     assert np.mean(called) <= 0.08
 
 

@@ -8,7 +8,7 @@ from torch import nn
 import themis
 from themis import Perturbation, Target, Theta
 from themis.perturb.perturbation import column
-from themis.runs.analysis.shrink import BISECTIONS, GIVE, shrink
+from themis.runs.analysis.shrink import BISECTIONS, DROP_SLACK, shrink
 
 INPUTS = torch.rand(60, 1, 4, 4, generator=torch.Generator().manual_seed(0)) * 0.2 + 0.1
 
@@ -74,4 +74,4 @@ def test_if_one_boundary_separates_faults_the_smallest_strength_is_found(shrunk)
         pytest.skip("several boundaries")
     for fault in faults:
         smallest = next(up for up in np.linspace(0, 0.7, 3000) if breaks(fault.seed_id, up, 0.0))
-        assert fault.after["up"] == pytest.approx(smallest, rel=GIVE + 2.0**-BISECTIONS, abs=2 * 0.7 / 3000)
+        assert fault.after["up"] == pytest.approx(smallest, rel=DROP_SLACK + 2.0**-BISECTIONS, abs=2 * 0.7 / 3000)

@@ -9,7 +9,7 @@ from torch import nn
 
 import themis
 from themis.judge.interval import design_effect
-from themis.judge.normality import TELLING_TESTS, describe_normality
+from themis.judge.normality import MIN_CONCLUSIVE_TESTS, describe_normality
 from themis.measure.moments import Moments, Shape
 from themis.measure.tests import Tally
 from themis.perturb.names import disturb
@@ -178,7 +178,7 @@ def test_the_design_effect_is_that_of_tests_that_share_seeds(n_tests, share):
     assert np.mean(found) == pytest.approx(1 + (n_tests - 1) * share, rel=0.1)
 
 
-@pytest.mark.parametrize("n_tests", [25, 100, TELLING_TESTS, 2000])
+@pytest.mark.parametrize("n_tests", [25, 100, MIN_CONCLUSIVE_TESTS, 2000])
 def test_half_normal_and_skewed_sensitivities_are_never_called_normal(n_tests):
     """The verdict on normality: sizes of normal changes are half normal, and after few tests nothing is claimed."""
     rng = np.random.default_rng(0)
@@ -187,4 +187,4 @@ def test_half_normal_and_skewed_sensitivities_are_never_called_normal(n_tests):
         shape.add(torch.as_tensor(signed, dtype=torch.float32))
         normality = describe_normality(shape)
         assert "fits most neurons" not in normality.verdict + normality.sentence
-        assert ("too few" in normality.verdict) == ("too few" in normality.sentence) == (n_tests < TELLING_TESTS)
+        assert ("too few" in normality.verdict) == ("too few" in normality.sentence) == (n_tests < MIN_CONCLUSIVE_TESTS)

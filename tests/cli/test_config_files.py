@@ -3,7 +3,7 @@
 import pytest
 
 from themis.cli import COMMANDS, configure_parser
-from themis.cli.options import NOT_IN_A_FILE, VALUE_KINDS, Option, Parser, as_yaml, bare_kind, parse
+from themis.cli.options import NOT_CONFIG_OPTIONS, VALUE_KINDS, Option, Parser, as_yaml, bare_kind, parse
 from themis.plugins import added
 
 WORDS = {
@@ -46,7 +46,7 @@ def test_every_option_survives_being_printed_and_read(command, tmp_path, capsys)
         given = parse(parser_of(command), [flag, value, "--print-config"])
         (tmp_path / "printed.yaml").write_text(as_yaml(vars(given)))
         again = parse(parser_of(command), ["--config", str(tmp_path / "printed.yaml"), "--print-config"])
-        before, after = ({k: v for k, v in vars(n).items() if k not in NOT_IN_A_FILE} for n in (given, again))
+        before, after = ({k: v for k, v in vars(n).items() if k not in NOT_CONFIG_OPTIONS} for n in (given, again))
         assert before == after, flag
 
 

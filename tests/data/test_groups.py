@@ -56,7 +56,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
 
 
 def test_a_file_that_is_too_large_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("themis.data.groups.MAX_GROUPS", 10)
+    monkeypatch.setattr("themis.data.groups.MAX_GROUPS_BYTES", 10)
     with pytest.raises(DataError, match="it has more than 10 bytes"):
         read_groups(file_of(tmp_path, *["a" * 9] * 6), SEEDS)
 

@@ -205,7 +205,7 @@ def test_a_parquet_table_is_read(here):
 
 
 def test_a_large_table_is_spilled_to_disk(here, monkeypatch):
-    monkeypatch.setattr(rows, "HELD_BYTES", 1000)
+    monkeypatch.setattr(rows, "MAX_HELD_BYTES", 1000)
     values = RNG.random((500, 7)).astype("f4")
     lines = [",".join("abcdefg"), *(",".join(map(repr, row.tolist())) for row in values)]
     (here / "t.csv").write_text("\n".join(lines))
@@ -240,7 +240,7 @@ def test_names_and_options_are_checked(here):
 def test_a_campaign_runs_from_files_when_the_working_directory_changes(here, monkeypatch):
     for name, part in (("a", PIXELS[:3]), ("b", PIXELS[3:])):
         save_pictures(here / "pets" / name, part)
-    monkeypatch.setattr(rows, "HELD_BYTES", 0)
+    monkeypatch.setattr(rows, "MAX_HELD_BYTES", 0)
     seeds = read_data("images:pets?size=8")
     monkeypatch.chdir("/")
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 2))

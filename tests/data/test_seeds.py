@@ -43,7 +43,7 @@ class Items(Dataset):
 @pytest.fixture
 def lazy(monkeypatch):
     """Nothing is held in memory, and the cache is small."""
-    monkeypatch.setattr(rows, "HELD_BYTES", 0)
+    monkeypatch.setattr(rows, "MAX_HELD_BYTES", 0)
     monkeypatch.setattr(rows, "CACHE_BYTES", 4096)
 
 

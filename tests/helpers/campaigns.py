@@ -63,9 +63,9 @@ class Acknowledge(themis.Callback):
 def work(request):
     perturbation, options = JOBS[request["job"]]
     callbacks = [Acknowledge(request["acknowledged"])]
-    writer.FIRST_CHECKPOINT = 0.0
+    writer.FIRST_CHECKPOINT_SECONDS = 0.0
     if request["job"] in ("noise", "small"):  # inputs that will not be stored are sorted out at once
-        recorder.LARGE = 0
+        recorder.MIN_SELECTED_BYTES = 0
     if request.get("always"):  # a flush and a checkpoint after every chunk: the same operations in every run
         writer.WRITING_SHARE = float("inf")
         note = writer.Writer.note

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from themis.judge import JUDGES
-from themis.judge.coverage import UNSEEN_TESTS, Posterior, Rule
+from themis.judge.coverage import MIN_UNMOVED_TESTS, Posterior, Rule
 from themis.measure.moments import Moments
 
 pytestmark = pytest.mark.xdist_group("agreement")
@@ -123,8 +123,8 @@ def test_special_neurons_are_judged_alike(judge: str) -> None:
     wanted = {
         "constant": (10, 0.5, True),
         "constant, too few tests": (3, 0.5, False),
-        "all zero, unseen": (UNSEEN_TESTS - 1, 0.0, False),
-        "all zero, long enough": (UNSEEN_TESTS, 0.0, True),
+        "all zero, unseen": (MIN_UNMOVED_TESTS - 1, 0.0, False),
+        "all zero, long enough": (MIN_UNMOVED_TESTS, 0.0, True),
         "no test": (0, 0.0, False),
     }
     count, mean, expected = zip(*wanted.values(), strict=True)

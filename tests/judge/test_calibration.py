@@ -9,7 +9,7 @@ from scipy.stats import norm
 from tiny_pictures import make_data, make_net
 
 import themis
-from themis.judge.calibration import BINS, calibration_error, sum_gaps
+from themis.judge.calibration import N_BINS, calibration_error, sum_gaps
 from themis.report.page import read_view
 from themis.runs.display.text import summary_rows
 
@@ -21,8 +21,8 @@ def error_of(seed, confidence, is_correct):
 
 def direct(confidence, is_correct):
     """The ECE by its definition."""
-    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
-    parts = [np.flatnonzero(bins == k) for k in range(BINS)]
+    bins = np.minimum((confidence * N_BINS).astype(int), N_BINS - 1)
+    parts = [np.flatnonzero(bins == k) for k in range(N_BINS)]
     return sum(len(at) / len(bins) * abs(confidence[at].mean() - is_correct[at].mean()) for at in parts if len(at))
 
 
@@ -60,7 +60,7 @@ def world(draw, n_seeds, n_tests, power, alike):
 def test_the_interval_holds_the_truth_in_about_95_of_100_campaigns(power, least, most, alike):
     """Calibrated (power 1) to badly overconfident models; the truth is that of four million independent tests."""
     _, confidence, _ = world(np.random.default_rng(1), 2_000_000, 2_000_000, power, 0.0)
-    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    bins = np.minimum((confidence * N_BINS).astype(int), N_BINS - 1)
     truth = np.abs(np.bincount(bins, confidence - confidence**power)).sum() / len(bins)
     held = []
     for k in range(300):

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from themis.judge.coverage import UNSEEN_TESTS, Rule, Sample, cover, exact, sample_neurons
+from themis.judge.coverage import MIN_UNMOVED_TESTS, Rule, Sample, cover, exact, sample_neurons
 from themis.measure.moments import Moments
 from themis.target.activations import Layer
 
@@ -57,7 +57,7 @@ def test_nothing_converges_before_the_fourth_test(count):
 
 
 def test_a_neuron_that_never_moved_is_unseen_until_three_thousand_tests():
-    for count, is_converged in ((UNSEEN_TESTS - 1, False), (UNSEEN_TESTS, True)):
+    for count, is_converged in ((MIN_UNMOVED_TESTS - 1, False), (MIN_UNMOVED_TESTS, True)):
         coverage, _ = judge(moments([0.0], count, mean=0.0))
         assert coverage.all == coverage.sampled == float(is_converged)
         assert coverage.n_unseen == (not is_converged)
@@ -117,7 +117,7 @@ def test_coverage_of_the_sample_is_within_1_k_of_that_of_all_neurons(n, k, seed,
     assert nobody is None
     assert unnamed.sampled == named.sampled
     assert unnamed.all == named.all
-    if count >= UNSEEN_TESTS:
+    if count >= MIN_UNMOVED_TESTS:
         assert abs(named.sampled - named.all) <= 1 / k + 1e-12
 
 

@@ -70,7 +70,7 @@ def wrong_verdicts(relative, spread, n_campaigns, n_seeds):
             if spread is None
             else random.beta(rate * spread, (1 - rate) * spread, n_seeds)
         )
-        space = Space(seeds, seeds, margin, *space_of, is_random=True, random_seed=k, in_turn=True)
+        space = Space(seeds, seeds, margin, *space_of, is_random=True, random_seed=k, tests_each_seed_once=True)
         tests = space.uniform_tests(counter, UNIFORM_STREAM, counter)
         smaller, larger = stakes(LIMIT, counter + 1, np.cumsum(tests.theta[:, 0] < own[tests.seed]))
         reached = np.array([smaller >= 20, larger >= 20])
@@ -114,7 +114,9 @@ def chance_of_interval(n, relative):
 def test_all_seeds_are_tested_once_before_one_is_tested_again():
     seeds, counter = np.arange(30) * 2, np.arange(40)
     box = (np.float32([end]) for end in (0, 1, 0))
-    space = Space(seeds, seeds, np.zeros(30, np.float32), *box, is_random=True, random_seed=0, in_turn=True)
+    space = Space(
+        seeds, seeds, np.zeros(30, np.float32), *box, is_random=True, random_seed=0, tests_each_seed_once=True
+    )
     drawn = space.uniform_tests(counter, UNIFORM_STREAM, counter).seed
     assert sorted(drawn[:30]) == seeds.tolist() != drawn[:30].tolist()
     assert sorted(set(drawn[30:])) == sorted(drawn[30:])

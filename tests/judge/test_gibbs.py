@@ -99,7 +99,7 @@ def test_the_random_state_of_the_caller_is_neither_used_nor_changed() -> None:
 
 
 def test_the_number_of_threads_does_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BLOCK", 8)
+    monkeypatch.setattr(module, "BLOCK_NEURONS", 8)
     moments, n_threads = moments_of(40), torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -113,7 +113,7 @@ def test_the_number_of_threads_does_not_change_the_result(monkeypatch: pytest.Mo
 
 
 def test_a_block_does_not_depend_on_those_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BLOCK", 8)
+    monkeypatch.setattr(module, "BLOCK_NEURONS", 8)
     moments = moments_of(20)
     whole, first = gibbs(moments), gibbs(moments[torch.arange(8)])
     for name in FIELDS:
@@ -121,7 +121,7 @@ def test_a_block_does_not_depend_on_those_after_it(monkeypatch: pytest.MonkeyPat
 
 
 def test_neurons_on_both_sides_of_a_block_boundary_are_judged_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BLOCK", 64)
+    monkeypatch.setattr(module, "BLOCK_NEURONS", 64)
     moments = Moments(torch.tensor(50), torch.ones(130).double(), torch.full((130,), 49.0).double())
     posterior, closed = gibbs(moments), exact(moments)
     assert (((posterior.mean - closed.mean) / posterior.mcse).abs() < 4.5).all()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import nbinom
 
-from themis.judge.risk import CAUTION, FACTOR, forecast
+from themis.judge.risk import REACH_FACTOR, RECALL_QUANTILE, forecast
 
 pytestmark = pytest.mark.quick
 
@@ -43,7 +43,7 @@ def test_a_search_that_has_stopped_finding_is_nearly_done_but_never_certain(n):
     reach = forecast([10] * n, 10_000)
     assert reach.estimate.value == reach.estimate.low == n
     assert reach.estimate.high > n
-    assert reach.recall == n / (n + reach.quantile(CAUTION)) < 1
+    assert reach.recall == n / (n + reach.quantile(RECALL_QUANTILE)) < 1
 
 
 def test_no_more_seeds_can_fail_than_there_are():
@@ -62,7 +62,7 @@ def test_quantiles_are_those_of_the_negative_binomial_distribution(share, n):
 
 def test_the_tests_to_find_nearly_all_lie_within_the_forecast():
     reach = forecast(steady(50, 4096), 4096)
-    assert 0 < reach.tests_to(0.9) < reach.tests_to(0.95) < reach.tests_to(1.0) == (FACTOR - 1) * 4096
+    assert 0 < reach.tests_to(0.9) < reach.tests_to(0.95) < reach.tests_to(1.0) == (REACH_FACTOR - 1) * 4096
     assert reach.tests_to(0.5) == 0
 
 
@@ -92,5 +92,5 @@ def test_the_interval_holds_what_four_times_the_tests_find_in_a_simulation(kind)
     for _ in range(60):
         found_at = curve(rng, kind, n_tests)
         stated = forecast(found_at[found_at < n_tests], n_tests).estimate
-        held.append(stated.low <= (found_at < FACTOR * n_tests).sum() <= stated.high)
+        held.append(stated.low <= (found_at < REACH_FACTOR * n_tests).sum() <= stated.high)
     assert np.mean(held) >= 0.93

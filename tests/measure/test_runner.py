@@ -97,7 +97,7 @@ def runner(request):
         calculator = Calculator.trace(target, read_seeds(inputs), gaussian, Changed(), limits)
         sweep(calculator)
         if "second" in request.param:
-            first = LocalMeasurer(calculator.under(choose_perturbation("gaussian + brightness")))
+            first = LocalMeasurer(calculator.with_perturbation(choose_perturbation("gaussian + brightness")))
             first.begin(PANEL, None)
             two = replace(make_tests(20), theta=np.zeros((20, 2), np.float32))
             pending = Portion("search", two, calculator.accumulator(), lambda tests: (tests, None))
@@ -105,7 +105,7 @@ def runner(request):
                 first.measure(pending, upcoming, None)
             first.end()
             assert not first.calculator.clean.kept.n_kept
-            calculator = calculator.under(gaussian)
+            calculator = calculator.with_perturbation(gaussian)
         runner = TestRunner(calculator, PANEL)
         if request.param in ("joined", "wide"):
             runner.runner = Joined(runner.runner, request.param == "wide")

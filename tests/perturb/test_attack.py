@@ -10,7 +10,7 @@ import themis
 from themis import BlackBox, Compare, Target, UsageError
 from themis.oracle import choose_oracle
 from themis.perturb import PERTURBATIONS, Context, choose_perturbation, perturb
-from themis.perturb.attack import ATTACKS, STEPS, checkpoints, in_steps
+from themis.perturb.attack import ATTACKS, PGD_STEPS, checkpoints, with_steps
 from themis_lab.zoo import lenet5
 
 pytestmark = pytest.mark.xdist_group("attack")
@@ -196,7 +196,7 @@ def test_pgd_and_apgd_are_stronger_than_fgsm_and_success_grows_with_the_radius(n
 def test_fewer_steps_take_fewer_passes_and_still_raise_the_loss(name, steps, net):
     target, inputs, labels = net
     context = context_of(target, inputs, "wrong", labels)
-    brief = in_steps(ATTACK[name].at(0.5), steps)
+    brief = with_steps(ATTACK[name].at(0.5), steps)
     theta = torch.full((len(inputs), 1), 0.02 if name != "pgd_l2" else 0.4)
     found = perturb(brief, inputs, theta, torch.arange(len(inputs)), context)
     assert context.passes == len(inputs) * brief.passes == len(inputs) * 3 * steps
@@ -214,11 +214,11 @@ def test_fewer_steps_take_fewer_passes_and_still_raise_the_loss(name, steps, net
 
 def test_only_attacks_of_more_steps_are_shortened(net):
     for name in ("fgsm", "cw"):
-        assert in_steps(ATTACK[name], 1) is ATTACK[name]
-    assert in_steps(PERTURBATIONS["gaussian"], 1) is PERTURBATIONS["gaussian"]
-    assert in_steps(ATTACK["pgd"], STEPS) is ATTACK["pgd"]
-    once = in_steps(ATTACK["pgd"], 2)
-    assert in_steps(once, 2) is once
+        assert with_steps(ATTACK[name], 1) is ATTACK[name]
+    assert with_steps(PERTURBATIONS["gaussian"], 1) is PERTURBATIONS["gaussian"]
+    assert with_steps(ATTACK["pgd"], PGD_STEPS) is ATTACK["pgd"]
+    once = with_steps(ATTACK["pgd"], 2)
+    assert with_steps(once, 2) is once
 
 
 def test_cw_changes_less_than_the_others_need_and_more_for_more_confidence(net):

@@ -7,8 +7,8 @@ from torch import nn
 from themis import Target
 from themis.oracle import Wrong
 from themis.perturb import Context, perturb
+from themis.perturb.attack import APGD_FIRST_STEP, ATTACKS, PGD_STEP, PGD_STEPS
 from themis.perturb.attack import APGD_STEPS as AUTO_STEPS
-from themis.perturb.attack import ATTACKS, FIRST_STEP, STEP, STEPS
 
 pytestmark = [
     pytest.mark.slow,
@@ -88,14 +88,14 @@ def test_fgsm_equals_foolbox(digits, radius):
 @pytest.mark.parametrize("radius", [0.1, 0.15])
 def test_pgd_is_as_strong_as_foolbox(digits, radius):
     attacks, model = foolbox_of(digits)
-    attack = attacks.LinfProjectedGradientDescentAttack(rel_stepsize=STEP, steps=STEPS)
+    attack = attacks.LinfProjectedGradientDescentAttack(rel_stepsize=PGD_STEP, steps=PGD_STEPS)
     assert_as_strong(ours("pgd", radius, digits), attack(model, *digits[1:], epsilons=radius)[1], digits, largest)
 
 
 @pytest.mark.parametrize("radius", [1.5, 2.0])
 def test_pgd_l2_is_as_strong_as_foolbox(digits, radius):
     attacks, model = foolbox_of(digits)
-    attack = attacks.L2ProjectedGradientDescentAttack(rel_stepsize=STEP, steps=STEPS)
+    attack = attacks.L2ProjectedGradientDescentAttack(rel_stepsize=PGD_STEP, steps=PGD_STEPS)
     assert_as_strong(ours("pgd_l2", radius, digits), attack(model, *digits[1:], epsilons=radius)[1], digits, euclidean)
 
 
@@ -119,7 +119,7 @@ def test_apgd_is_as_strong_as_art(digits, radius):
     attack = evasion.AutoProjectedGradientDescent(
         classifier,
         eps=radius,
-        eps_step=FIRST_STEP * radius,
+        eps_step=APGD_FIRST_STEP * radius,
         max_iter=AUTO_STEPS,
         nb_random_init=1,
         batch_size=N,

@@ -206,7 +206,7 @@ def test_boxes_are_bounded_clipped_and_say_what_is_left():
 def test_tests_are_followed_the_same_in_parts_and_whole(monkeypatch):
     pictures, labels = scenes(5)
     whole = followed("gaussian + elastic", pictures)[2]
-    monkeypatch.setattr("themis.perturb.perturbation.DISTURBED_AT_ONCE", 2 * pictures[0].numel())
+    monkeypatch.setattr("themis.perturb.perturbation.CPU_BLOCK_VALUES", 2 * pictures[0].numel())
     parts = followed("gaussian + elastic", pictures)[2]
     assert torch.equal(whole.maps(labels, -1), parts.maps(labels, -1))
     assert torch.equal(whole[2:4].maps(labels[2:4], -1), whole.maps(labels, -1)[2:4])

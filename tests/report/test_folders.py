@@ -29,7 +29,7 @@ def export(found, target, *arguments):
 
 
 def test_a_folder_has_both_pictures_of_each_fault_and_a_table(found, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("themis_integrations.exports.AT_ONCE", 3)
+    monkeypatch.setattr("themis_integrations.exports.FAULTS_AT_ONCE", 3)
     export(found, f"pictures:{tmp_path / 'pictures'}", "--sort", "distance")
     assert f"Wrote the pictures of 20 of {len(found[1].faults)} faults" in capsys.readouterr().out
     with (tmp_path / "pictures" / "faults.csv").open(newline="") as file:

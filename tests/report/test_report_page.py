@@ -15,7 +15,7 @@ from wavering import ENDLESS, Wavering, embedded, pictures
 
 import themis
 from themis.errors import UsageError
-from themis.report.page import REPORT, read_view, render, write_report
+from themis.report.page import REPORT_FILE, read_view, render, write_report
 from themis.runs.display.fault import MAX_PICTURE_SIDE, data_uri, png, to_pixels
 from themis.runs.source import Origin
 
@@ -86,7 +86,7 @@ def test_a_live_page_knows_the_address_of_its_view(hostile):
 
 
 def test_the_report_is_written_into_the_run_folder_or_to_another_file(hostile, tmp_path):
-    assert write_report(hostile) == hostile / REPORT
+    assert write_report(hostile) == hostile / REPORT_FILE
     assert write_report(hostile, tmp_path / "other.html").read_text().startswith("<!DOCTYPE html>")
     with pytest.raises(UsageError, match="must be in an existing folder"):
         write_report(hostile, tmp_path / "none" / "x.html")

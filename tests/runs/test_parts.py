@@ -229,7 +229,7 @@ def test_an_interrupted_campaign_resumes_to_the_same_end(run_of, tmp_path):
 
 def test_data_larger_than_memory_gives_the_same_campaign(run_of, monkeypatch):
     whole, _, target, digits = run_of
-    monkeypatch.setattr("themis.data.rows.HELD_BYTES", 1000)
+    monkeypatch.setattr("themis.data.rows.MAX_HELD_BYTES", 1000)
     lazy = from_reader(lambda k: digits.inputs[k], (1, 28, 28), len(digits), digits.labels)
     lazy = replace(lazy, seed_id=digits.seed_id)
     result = themis.run(target, lazy, "gaussian", **OPTIONS)

@@ -114,7 +114,7 @@ def test_differences_at_the_bounds_stay_inside():
         seen.append(theta.clone())
         return inputs + column(theta, 0, inputs) * 0.1
 
-    from themis.search.simple import Corners
+    from themis.search.policy import Corners
 
     class Climbing(Corners):
         needs_gradient = True

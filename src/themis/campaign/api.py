@@ -67,10 +67,10 @@ def run(
         perturbation: A name such as `"gaussian"`, a combination such as `"rain + fog"`, or a `Perturbation`.
         out: Folder for the results; without it nothing is written.
         callbacks: Called as the campaign proceeds, see `Callback`.
-        origin: How another process can build the target and the data again; without it, `resume` must be given both.
-        features: What the columns of a table may hold and how they may change, or a CSV file with that; inferred from
-            the data by default.
-        classes: Class names by number; by default those that the data has.
+        origin: How another process can rebuild the target and the data; without it, pass both to `resume`.
+        features: The values that the columns of a table may have and how they may change, or a CSV file that says so;
+            by default inferred from the data.
+        classes: Class names by number; by default those of the data.
         train: Data that the criterion learns from; by default the clean seeds.
         rivals: Other models of the same task, for a policy that compares the target with them.
         executor: Where tests run: by default in this process; `ray` runs them in workers on Ray, with the same
@@ -111,12 +111,12 @@ def resume(
     executor: Executor | str | None = None,
     **options: Unpack[ResumeOptions],
 ) -> Run:
-    """Resume the run in the folder `out`; it ends as if it had never been stopped.
+    """Resume the run in the folder `out`; the result is the same as without a stop.
 
-    The arguments other than `out`, `callbacks`, `trust` and `executor` are needed only if the run cannot create them
-    again, for example because a model lives in memory or an object is your own. Options are the limits that should
-    differ from the first time. `executor` is as for `run`, and need not be that of the first time.
-    `trust=True` allows code that the folder names to run although the folder was not made on this machine by this user.
+    Arguments other than `out`, `callbacks`, `trust` and `executor` are needed only if they cannot be created again, for
+    example because a model exists only in memory or an object is your own. Options are limits to change. `executor` is
+    as for `run`, and may differ from the first time. `trust=True` allows the code that the folder names to run even if
+    another user or machine made the folder.
     """
     if features is not None and data is None:
         raise UsageError("features must come with the data they describe: pass data=..., or name both in origin=...")
@@ -147,7 +147,7 @@ def resume(
         with open_series(tested, plan, executor=workers, n_threads=n_threads, train=train) as series:
             series.check_same(plan, run, rebuilt.oracle if "start" in run.record else None)
             if settings.split is not None:
-                read_parts(run, rebuilt.all_seeds)  # the parts that were not searched must be the same too
+                read_parts(run, rebuilt.all_seeds)  # also refuses changes in the other parts of the split
             return series.resume(plan, run, store, Callbacks(callbacks), signs=rebuilt.permission.is_granted)
 
 

@@ -1,4 +1,4 @@
-"""Callbacks: code of the user's that is called as a campaign proceeds."""
+"""Callbacks: the user's code that is called as a campaign proceeds."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from themis.runs.run import Round, Run, Start
 
 EVENTS = ("on_start", "on_round", "on_fault", "on_end", "on_error")
-LAST = ("on_end", "on_error")
-"""Events after which there is nothing left to stop: Ctrl-C in one of them ends the callback, not the campaign."""
+FINAL_EVENTS = ("on_end", "on_error")
+"""Events after which the campaign has ended; Ctrl-C in one of them stops the callback only."""
 
 
 class Callback:
     """Override the methods you need. A callback that raises is reported and dropped; the campaign continues.
 
-    Ctrl-C in a callback stops the campaign as it does anywhere else, and `sys.exit` ends the process. When a
-    callback is called, the fault, the round or the result that it gets is already on disk.
+    Ctrl-C in a callback stops the campaign, as it does elsewhere, and `sys.exit` ends the process. The fault, round or
+    result that a callback receives is already on disk.
     """
 
     def on_start(self, start: Start) -> None:
@@ -42,7 +42,7 @@ class Callback:
 
 
 def report_failure(callback: object, where: str, error: BaseException) -> None:
-    """Warn of a callback that raised; on stderr if warnings are errors, which would stop the campaign after all."""
+    """Warn about a callback that raised; on stderr if warnings are errors, which would stop the campaign."""
     try:
         message = str(error) or "it has no message"
     except Exception:

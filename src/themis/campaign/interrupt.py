@@ -1,4 +1,4 @@
-"""Stopping by a signal: Ctrl-C, and the signals that end a process, wait for a moment when nothing is half done."""
+"""Stopping by a signal: Ctrl-C, and signals that end a process."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from typing import Any
 
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-"""Signals that stop a campaign: Ctrl-C, a request of the system (kill, a scheduler), and the end of the terminal."""
+"""Signals that stop a campaign: Ctrl-C, a request to end (kill, a scheduler), and a closed terminal."""
 
 
 class Terminated(KeyboardInterrupt):
-    """The process was asked to end by another signal than Ctrl-C. Whatever handles Ctrl-C handles it too."""
+    """A signal other than Ctrl-C asked the process to end. Code that handles Ctrl-C handles it too."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -26,7 +26,7 @@ from themis.judge.estimate import Estimate
 from themis.judge.gibbs import gibbs
 from themis.judge.interval import coverage_interval, design_effect
 from themis.judge.normality import describe_normality
-from themis.judge.risk import CAUTION, fault_rate, forecast, residual_risk, unseen_mass
+from themis.judge.risk import RECALL_QUANTILE, fault_rate, forecast, residual_risk, unseen_mass
 from themis.measure.captured import foreground
 from themis.measure.fold import Objective
 from themis.measure.moments import Moments
@@ -564,7 +564,7 @@ def _little_left(settings: Settings, last: Round) -> str:
     if last.recall is None:
         return f", and no fault was found{': ' * bool(risk)}{risk}"
     found = f"{percent(last.recall)} or more of the distinct faults within reach were found"
-    probability = f"with a probability of {percent(CAUTION, 0)}"
+    probability = f"with a probability of {percent(RECALL_QUANTILE, 0)}"
     return f", and little is left to find: {probability}, {found}{', and ' * bool(risk)}{risk}"
 
 

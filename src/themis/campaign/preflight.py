@@ -1,4 +1,4 @@
-"""The check before a campaign: what Themis sees of a model and its data, what seems wrong, what a campaign costs."""
+"""The check before a campaign: what Themis sees of a model and its data, suspected mistakes, and the cost."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ class Check:
     is_near_chance: bool
     suspicions: list[Suspicion]
     warnings: list[str]
-    """What a campaign on this model and data warns of at its start."""
+    """Warnings at the start of a campaign on this model and data."""
     problem: str | None
     """Why no campaign can run; None if one can."""
     start: Start | None
-    """What a campaign would start with; None if none can run."""
+    """The start of a campaign; None if none can run."""
     n_faults: int
     n_tests: int
     seconds_per_test: float | None
     clean_gib: float | None
     """Memory that the clean activations of all seeds need."""
     clean_fits: bool | None
-    """Whether they may take that much."""
+    """Whether these fit into the memory that they may take."""
 
 
 def check(target: AnyTarget, data: Any, perturbation: str | Perturbation = "gaussian", **options: Any) -> Check:
@@ -126,14 +126,14 @@ def check(target: AnyTarget, data: Any, perturbation: str | Perturbation = "gaus
 def _name_of(target: AnyTarget) -> str:
     """The class of a module or an estimator, or the name of a function."""
     tested = getattr(target, "module", None) or getattr(target, "predict", None)
-    model = getattr(tested, "model", tested)  # of an estimator
+    model = getattr(tested, "model", tested)  # the estimator inside a predict function
     if model is None or isinstance(model, FunctionType | BuiltinFunctionType):
         return str(getattr(model, "__name__", type(target).__name__))
     return type(model).__name__
 
 
 def _n_right(outputs: Tensor, labels: Tensor | None) -> int | None:
-    """How many answers are correct; None unless answers are classes."""
+    """The number of correct answers; None unless answers are classes."""
     if labels is None or labels.ndim != 1 or labels.is_floating_point() or outputs.ndim != 2 or outputs.shape[1] < 2:
         return None
     return int((outputs.argmax(1) == labels).sum())

@@ -1,4 +1,4 @@
-"""The recorder: keeps faults, rounds and checkpoints, and informs callbacks once they are on disk."""
+"""The recorder stores faults, rounds and checkpoints, and calls callbacks once these are on disk."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from themis.campaign.callback import EVENTS, LAST, Callback, report_failure
+from themis.campaign.callback import EVENTS, FINAL_EVENTS, Callback, report_failure
 from themis.campaign.interrupt import SIGNALS
-from themis.campaign.setup import DRAWN, SeedFacts, Setup
+from themis.campaign.setup import DRAWN_ORACLES, SeedFacts, Setup
 from themis.errors import StoreError, UsageError
 from themis.measure.runner import Measurement
 from themis.measure.tests import Tests
@@ -24,8 +24,8 @@ from themis.runs.run import Round, Run, Start
 from themis.runs.store.tensors import Tensors
 from themis.runs.store.writer import Checkpoint, Writer
 
-LARGE = 1 << 20
-"""Bytes of disturbed inputs from which on choosing those worth keeping takes less time than handling all of them."""
+MIN_SELECTED_BYTES = 1 << 20
+"""Above this size in bytes of disturbed inputs, selecting those worth keeping before copying is faster."""
 
 
 class Callbacks:
@@ -42,10 +42,10 @@ class Callbacks:
                     f"a callback must be an object with methods such as on_round, got {name}: pass an instance of a "
                     "subclass of themis.Callback"
                 )
-        self.is_stopping = False  # the user has stopped the campaign; remaining events are still delivered
+        self.is_stopping = False  # whether the user has stopped the campaign; remaining events are still delivered
 
     def wants(self, event: str) -> bool:
-        """Whether any callback overrides `event`; if not, its value need not be prepared."""
+        """Whether any callback overrides `event`; otherwise its value need not be prepared."""
         default = getattr(Callback, event)
         for callback in self._callbacks:
             method = getattr(callback, event, None)
@@ -63,7 +63,7 @@ class Callbacks:
             except Exception as error:
                 self._drop(callback, event, error)
             except KeyboardInterrupt as error:
-                if event not in LAST and not self.is_stopping:
+                if event not in FINAL_EVENTS and not self.is_stopping:
                     raise
                 self._drop(callback, event, error)
 
@@ -73,10 +73,10 @@ class Callbacks:
 
 
 class Interrupts:
-    """Signals that stop a campaign, and blocks at whose end they take effect.
+    """Defers signals that stop a campaign to the end of blocks.
 
-    The handlers are set once for a campaign: to set them for each block would take longer than many blocks do, and
-    a signal could arrive when only some of them are set.
+    The handlers are set once per campaign. Setting them for each block would take longer than many blocks do, and a
+    signal could arrive when only some of them are set.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Interrupts:
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """In the block, signals can be deferred. Outside of the main thread, which Python gives them to, nothing is."""
+        """In the block, signals can be deferred. No effect outside the main thread, which gets all signals."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -120,18 +120,18 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def _restore(self, number: int, handler: Any) -> None:
-        if signal.getsignal(number) == self._receive:  # unless the program has set another one
+        if signal.getsignal(number) == self._receive:  # unless the program has set another handler
             signal.signal(number, handler)
 
 
 class Recorder:
-    """Owns what outlives a chunk: the faults in memory, the store if there is one, and the callbacks."""
+    """Owns the faults in memory, the store, if there is one, and the callbacks."""
 
     def __init__(self, faults: Faults, callbacks: Callbacks, store: Writer | None) -> None:
         self.faults, self.callbacks, self.store = faults, callbacks, store
         self._informs_of_faults = callbacks.wants("on_fault")
         self._events: deque[tuple[int, str, Any]] = deque()
-        """What callbacks will be informed of, each with the number of its addition to the store."""
+        """Pending events for callbacks, each with the number of its addition to the store."""
         self.interrupts = Interrupts()
         self.is_torn = False
 
@@ -144,14 +144,14 @@ class Recorder:
             self.is_torn = False
 
     def start(self, start: Start, samples: Callable[[], dict[str, Any]]) -> None:
-        """Record the start of a campaign, and at its first start by which tests its model is known again."""
+        """Record the start of a campaign and, the first time, the samples by which its model can be recognised."""
         if self.store:
             first = {} if start.tests_before else {"samples": samples()}
             self.store.note(**first, start=start.as_dict())
         self.callbacks.call("on_start", start)
 
     def add_faults(self, setup: Setup, tests: Tests, measurement: Measurement, round: int, stream: str) -> None:
-        """Take the faults among `tests`; they are written by `keep`."""
+        """Add the faults among `tests`; `keep` writes them."""
         columns, tensors, addition = None, None, 0
         if measurement.faults.columns:
             columns = fault_columns(tests, measurement, setup.facts, round, stream)
@@ -164,7 +164,7 @@ class Recorder:
             self._events += [(addition, "on_fault", fault) for fault in self.faults.latest()]
 
     def add_round(self, round: Round) -> None:
-        """Take a finished round; it is written by `keep`."""
+        """Add a finished round; `keep` writes it."""
         addition = self.store.add_round(round) if self.store else 0
         self._events.append((addition, "on_round", round))
 
@@ -183,7 +183,7 @@ class Recorder:
         self._inform(n_stored if self.store else 0)
 
     def _inform(self, n_stored: int) -> None:
-        """Inform the callbacks of what is on disk."""
+        """Call the callbacks for what is on disk."""
         while self._events and self._events[0][0] <= n_stored:
             _, name, value = self._events.popleft()
             self.callbacks.call(name, value)
@@ -195,7 +195,7 @@ class Recorder:
         self.callbacks.call("on_end", run)
 
     def fail(self, error: Exception, conclude: Callable[[], Run]) -> None:
-        """Record a failure of the model, the disk or Themis; `conclude` makes the result of what was found so far."""
+        """Record a failure of the model, the disk or Themis; `conclude` returns the result so far."""
         if self.store and not isinstance(error, StoreError):
             with suppress(Exception):  # the error itself must be raised
                 self.store.note(failed=f"Stopped because it failed: {error}.")
@@ -208,16 +208,16 @@ class Recorder:
 def fault_tensors(
     store: Writer, columns: dict[str, Any], tests: Tests, measurement: Measurement, setup: Setup
 ) -> Tensors:
-    """The tensors of the faults among `tests` on the CPU; if they are large, only of those that are worth keeping."""
+    """The tensors of the faults among `tests` on the CPU; if they are large, only of those worth keeping."""
     details, rows = measurement.faults, torch.from_numpy(tests.seed[measurement.results.is_fault])
     ids, inputs, outputs = torch.from_numpy(columns["id"]), details.inputs, details.outputs
-    if not setup.settings.max_stored or inputs.nbytes > LARGE:
+    if not setup.settings.max_stored or inputs.nbytes > MIN_SELECTED_BYTES:
         kept = torch.from_numpy(np.flatnonzero(store.worth_keeping(columns)))
         rows, ids = rows[kept], ids[kept]
         inputs, outputs = (column[kept.to(column.device)] for column in (inputs, outputs))
     inputs, outputs = inputs.cpu(), outputs.cpu()
     seeds, clean, answers = setup.calculator.seeds, setup.calculator.clean, None
-    if isinstance(clean.oracle, DRAWN):
+    if isinstance(clean.oracle, DRAWN_ORACLES):
         answers = clean.outputs[rows.to(clean.outputs.device)].cpu()
     if isinstance(seeds.inputs, Tensor):
         return Tensors(ids, seeds.inputs, inputs, outputs, answers, seed=rows)

@@ -1,4 +1,4 @@
-"""Campaigns on one model and its seeds: the one way in which a campaign is started and resumed, alone or in a suite."""
+"""Campaigns on one model and its seeds: starting and resuming a campaign, alone or in a suite."""
 
 from __future__ import annotations
 
@@ -59,28 +59,26 @@ from themis.target.fingerprint import hash_seeds, hash_tensors
 from themis.target.ledger import ledger_of
 from themis.target.traits import refuse_tokens
 
-IDENTITY = (
+IDENTITY_HASHES = (
     ("model_sha256", "model", ModelError),
     ("reference_sha256", "reference", ModelError),
     ("data_sha256", "data", DataError),
 )
-"""What a campaign must have in common with the one that it resumes: the key in its record, the noun, the error."""
-LEARNED = (
+"""What must be the same when a campaign is resumed: the key in its record, the noun in messages, the error."""
+LEARNED_HASHES = (
     ("train_sha256", "training data", DataError),
     ("criterion_sha256", "fitted criterion", UsageError),
     ("rivals_sha256", "rivals", ModelError),
     ("seed_weights_sha256", "weights of the seeds", DataError),
 )
-"""The same for what its criterion and its policy depend on."""
-
-
-REMEMBERED_NEURONS = 1 << 25
-"""Neurons of all campaigns that are remembered between their steps; the sums of each neuron take 56 bytes."""
+"""The same for what the criterion and the policy depend on."""
+MAX_REMEMBERED_NEURONS = 1 << 25
+"""Limit for the neurons of all remembered campaigns together; the sums of each neuron take 56 bytes."""
 
 
 @dataclass(frozen=True)
 class Campaign:
-    """A campaign of a series that has stopped at the limits of its plan."""
+    """A campaign of a series that has stopped at the limits of its plan, and can be continued."""
 
     setup: Setup
     state: State
@@ -99,17 +97,17 @@ class CampaignSeries:
     train: Any = None
     """Data that criteria learn from; by default the clean seeds."""
     sweep: CleanSweep | None = None
-    """The clean sweep that all campaigns share; without it, each runs the clean inputs itself."""
+    """The clean sweep that all campaigns share; without it, each campaign runs the clean inputs itself."""
     remembered: dict[Path, Campaign] = field(default_factory=dict)
-    """Campaigns by their folder, which go on without reading it."""
+    """Campaigns by folder that can be continued without reading the folder."""
 
     @cached_property
     def hashes(self) -> dict[str, Any]:
-        """What identifies the model and the data."""
+        """Hashes that identify the model and the data."""
         return describe_tested(self.tested.target, self.tested.seeds, self.tested.origin)
 
     def with_sweep(self, plan: CampaignPlan) -> CampaignSeries:
-        """The series after a clean sweep that all its campaigns share, with the settings of this one."""
+        """Run a clean sweep with the settings of `plan`, and return the series whose campaigns share it."""
         return replace(self, sweep=self._sweep(plan, None, None))
 
     def run(self, plan: CampaignPlan, store: Writer | None, callbacks: Callbacks) -> Run:
@@ -129,12 +127,12 @@ class CampaignSeries:
         if store is None:
             return run
         neurons = setup.calculator.n_neurons
-        if self.sweep is not None and neurons * (1 + len(self.remembered)) <= REMEMBERED_NEURONS:
+        if self.sweep is not None and neurons * (1 + len(self.remembered)) <= MAX_REMEMBERED_NEURONS:
             self.remembered[store.path] = Campaign(setup, state, faults, record, run.seconds)
         return replace(run, folder=store.path)
 
     def proceed(self, plan: CampaignPlan, path: Path, callbacks: Callbacks, *, signs: bool) -> Run:
-        """Run the campaign of a folder up to the limits of its plan: a new one, or the one that has begun there."""
+        """Run a campaign up to the limits of its plan: start it in the folder, or continue it."""
         if path in self.remembered:
             run = self._continue(self.remembered[path], plan, path, callbacks, signs=signs)
         elif not _has_begun(path):
@@ -150,7 +148,7 @@ class CampaignSeries:
     def _continue(
         self, campaign: Campaign, plan: CampaignPlan, path: Path, callbacks: Callbacks, *, signs: bool
     ) -> Run:
-        """Raise the limit of tests of a campaign that is remembered, and run it up to there."""
+        """Raise the limit of tests of a remembered campaign, and run it up to the new limit."""
         assert self.sweep is not None
         max_tests, state = plan.settings.max_tests, campaign.state
         setup = replace(campaign.setup, settings=replace(campaign.setup.settings, max_tests=max_tests))
@@ -168,18 +166,18 @@ class CampaignSeries:
     def resume(self, plan: CampaignPlan, run: Reader, store: Writer, callbacks: Callbacks, *, signs: bool) -> Run:
         """Continue a stored campaign, which `check_same` has accepted, from its last checkpoint.
 
-        One that has ended is left as it is, unless a limit was raised. signs: whether the code that its folder names
-        may run, so that the folder is signed again.
+        A campaign that has ended remains as it is unless a limit was raised. signs: whether to sign the folder again,
+        because the code that it names may run.
         """
         criterion = self._criterion(plan)
         record = self._record(plan, criterion, run.record["environment"])
-        for name, subject, error in LEARNED:
+        for name, subject, error in LEARNED_HASHES:
             if record.get(name) != run.record.get(name):
                 raise error(
                     f"the {subject} must be the same as in the run, but the hash differs: pass the same, or start a "
                     "new run"
                 )
-        read_review(run)  # refuses the marks of another run before a test is run
+        read_review(run)  # refuses the review of another run before any test
         checkpoint = run.checkpoint()
         clock = Clock()
         with clock.timed("measure"):
@@ -194,7 +192,7 @@ class CampaignSeries:
         if summary is not None and run.state(summary) == "ended" and has_finished(setup, state):
             before = replace(setup, settings=Settings(**run.record["settings"]))
             setup = before if has_finished(before, state) else setup
-            state.clock = Clock()  # looking at the run again is no part of its time
+            state.clock = Clock()  # resuming has not added to the time of the run
             state.clock.restore(summary["seconds"])
             recorder = Recorder(faults, callbacks, None)
         else:  # from here on the folder changes
@@ -208,7 +206,7 @@ class CampaignSeries:
     def _record(
         self, plan: CampaignPlan, criterion: CampaignCriterion | None, environment: dict[str, Any]
     ) -> dict[str, Any]:
-        """What a run folder records before the first test."""
+        """The record of a run folder before the first test."""
         seeds, settings, weights = self.tested.seeds, plan.settings, {}
         fitted = plan.perturbation.fitted(tuple(seeds.shape[1:]))
         is_object = criterion is not None and isinstance(settings.criterion, Criterion)
@@ -234,10 +232,10 @@ class CampaignSeries:
         sweep, chunk, wide_chunk = self.sweep, None, None
         if checkpoint is not None:
             chunk, wide_chunk = int(checkpoint.values["chunk"]), checkpoint.values.get("wide_chunk")  # see `Graphs`
-        if sweep is None or chunk not in (None, sweep.calculator.chunk):  # memory may have run out in another process
+        if sweep is None or chunk not in (None, sweep.calculator.chunk):  # another process may have run out of memory
             sweep = self._sweep(plan, criterion, chunk)
         else:
-            sweep = sweep.under(plan.perturbation)
+            sweep = sweep.with_perturbation(plan.perturbation)
         setup = prepare(sweep, plan, criterion, environment)
         if checkpoint is not None:
             setup.calculator.graphs.wide_chunk = wide_chunk
@@ -251,9 +249,9 @@ class CampaignSeries:
         return sweep
 
     def check_same(self, plan: CampaignPlan, run: Reader, oracle: Oracle | None) -> None:
-        """Refuse another model, other data or other code than the run's; warn of what can change the last bits.
+        """Refuse a model, data or code other than the run's; warn of what can change the last bits.
 
-        oracle: the run's, once its clean outputs have settled it; None if it was stopped before.
+        oracle: the settled oracle of the run; None if the run was stopped before its clean outputs were known.
         """
         target, seeds, then, now = self.tested.target, self.tested.seeds, run.record["environment"], self.environment
         refuse_changes(self.hashes, then, "run")
@@ -272,7 +270,7 @@ class CampaignSeries:
 
 @contextmanager
 def open_stored(path: str | Path) -> Iterator[tuple[Reader, Writer]]:
-    """Open a run folder to resume its campaign; no other process can resume it meanwhile."""
+    """Open a run folder to resume its campaign, and lock it against other processes."""
     Reader(path, is_brief=True).close()  # refuses a folder without a run
     with closing(Writer(path)) as store, closing(Reader(path, is_brief=True)) as run:
         yield run, store
@@ -287,7 +285,7 @@ def open_series(
     n_threads: int | None = None,
     train: Any = None,
 ) -> Iterator[CampaignSeries]:
-    """Open the target, the rivals and the workers of campaigns like `plan`, with the threads of a run to resume."""
+    """Open the target, the rivals and the workers of campaigns like `plan`. n_threads: those of a run to resume."""
     target, seeds, _, origin, _ = tested
     if target.device.type == "cuda":
         Thread(target=_load_ahead, args=(target.device,)).start()
@@ -307,15 +305,15 @@ def open_series(
 
 
 def _load_ahead(device: torch.device) -> None:
-    """Load what a campaign on a GPU needs later; the first of a process would wait for it."""
+    """Load what a campaign on a GPU needs later, so that the first one need not wait for it."""
     can_fold(device)
     import_module("scipy.special")
     import_module("scipy.optimize")
 
 
 def refuse_changes(now: dict[str, Any], then: dict[str, Any], what: str) -> None:
-    """Refuse to resume a run or a suite with another model or other data than it has recorded."""
-    for name, subject, error in IDENTITY:
+    """Refuse to resume a run or a suite with a model or data other than recorded."""
+    for name, subject, error in IDENTITY_HASHES:
         if now.get(name) != then.get(name):
             new, old = (f"{side[name][:12]}..." if name in side else "none" for side in (now, then))
             raise error(
@@ -333,7 +331,7 @@ def _has_begun(path: Path) -> bool:
 
 
 def _as_recorded(plan: CampaignPlan, run: Reader) -> CampaignPlan:
-    """The plan with the range and the settings of its run folder, which must be of the same perturbation."""
+    """The plan with the ranges and settings of its run folder, whose perturbation must be the same."""
     perturbation = plan.perturbation.within(run.ranges)
     is_same = perturbation.name == run.record["perturbation"]
     if not is_same or not is_same_code(perturbation.code, run.record["perturbation_code"]):
@@ -346,7 +344,7 @@ def _as_recorded(plan: CampaignPlan, run: Reader) -> CampaignPlan:
 
 
 def _no_faults(setup: Setup) -> Faults:
-    """An empty collection of a campaign's faults, which can replay each of them."""
+    """An empty collection for a campaign's faults, which can be replayed."""
     calculator = setup.calculator
     theta = tuple(dimension.name for dimension in calculator.perturbation.theta)
     layers = tuple(layer.name for layer in calculator.layers)
@@ -356,7 +354,7 @@ def _no_faults(setup: Setup) -> Faults:
 
 
 def _describe_features(perturbation: Perturbation, seeds: Seeds) -> dict[str, Any]:
-    """What identifies a table's features if tests depend on them, and how a report displays their values."""
+    """What identifies the features of a table, if tests depend on them, and how reports display their values."""
     coding = {} if seeds.coding is None else {"coding": seeds.coding.as_dict()}
     if perturbation.inputs != "table":
         return coding

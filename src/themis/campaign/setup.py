@@ -1,4 +1,4 @@
-"""What never changes in a campaign, and preparing it: the criterion, the clean sweep and all that follows from it."""
+"""The fixed parts of a campaign and how they are prepared: the criterion, the clean sweep and the search space."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from themis.data.slices import SliceColumn, read_seed_weights, slice_columns
 from themis.errors import DataError, ModelError, UsageError, warn
 from themis.judge.coverage import Rule, relative_scale
 from themis.measure.calculator import Calculator, Limits
-from themis.measure.distance import SLIGHT, change_of_contrast, check_similarity
+from themis.measure.distance import SLIGHT_CHANGE, change_of_contrast, check_similarity
 from themis.measure.moments import Moments, choose_panel
 from themis.measure.repeats import BATCH_TOLERANCE, REPEAT_TOLERANCE, check_repeats, warn_of_batch_dependence
 from themis.measure.runner import Measurer
@@ -55,15 +55,15 @@ class CampaignCriterion:
 
     criterion: Criterion
     name: str
-    """As the user writes it."""
+    """The name as the user wrote it."""
     leads: bool
-    """Whether the policy follows it; then the coverage goal and the plateau refer to it."""
+    """Whether the policy follows the criterion; then the coverage goal and the plateau refer to it."""
     source: str | None
-    """What it learned from; None if it learns nothing or was fitted already."""
+    """The data that it learned from; None if it learns nothing or was already fitted."""
     n_inputs: int
 
     def describe(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {
             "name": self.name,
             "leads": self.leads,
@@ -76,7 +76,7 @@ class CampaignCriterion:
 def prepare_criterion(
     settings: Settings, policy: Policy, target: AnyTarget, seeds: Seeds, train: Any
 ) -> CampaignCriterion | None:
-    """The criterion that the settings name, fitted to training data or else to the seeds' clean inputs."""
+    """The criterion in the settings, fitted to the training data or, without any, to the clean inputs of the seeds."""
     chosen = None if settings.criterion is None else choose_campaign_criterion(settings.criterion)
     if isinstance(target, Against) and (chosen is not None or policy.is_guided or policy.takes_rivals):
         raise UsageError(
@@ -121,7 +121,7 @@ def prepare_criterion(
 
 
 def choose_campaign_criterion(criterion: str | Criterion) -> Criterion:
-    """The criterion with this name, or the given one, if a campaign can use it."""
+    """Choose a criterion by name, or check the given one; refuse criteria that no campaign can use."""
     chosen: Criterion = choose_criterion(criterion)
     if not chosen.can_guide:
         raise UsageError(
@@ -131,16 +131,16 @@ def choose_campaign_criterion(criterion: str | Criterion) -> Criterion:
     return chosen
 
 
-LOOKED_AT = 16
-"""Seeds that are disturbed with the strongest theta before the first test."""
-DISTURBED_TWICE = 4
-"""Seeds on which a perturbation of the user's own is tried twice."""
-PROBED = 2
-"""Tests with which the gradient in theta is tried."""
-DRAWN = (Detection, KeyPoints)
-"""Tasks whose clean answers are drawn into pictures."""
+N_INSPECTED_SEEDS = 16
+"""Seeds that are disturbed at the strongest theta before the first test."""
+N_REPEATED_SEEDS = 4
+"""Seeds that a user's own perturbation must disturb twice alike."""
+N_GRADIENT_TESTS = 2
+"""Tests with which gradients are tried."""
+DRAWN_ORACLES = (Detection, KeyPoints)
+"""Oracles whose clean answers are drawn into pictures."""
 MakeMeasurer = Callable[[Calculator], Measurer]
-"""Makes what runs the inputs and tests of a calculator."""
+"""Creates the measurer of a calculator."""
 
 
 @dataclass(frozen=True)
@@ -149,39 +149,36 @@ class CampaignPlan:
 
     perturbation: Perturbation
     policy: Policy
-    """How tests are chosen; nothing else may use this object while the campaign runs."""
+    """Chooses the tests; nothing else may use this object while the campaign runs."""
     settings: Settings
 
 
 @runtime_checkable
 class Executor(Protocol):
-    """Where tests run other than in this process. It never changes their results."""
+    """Runs tests outside this process, with the same results."""
 
     @property
     def threads(self) -> int:
-        """Threads that each test is computed with."""
+        """Threads that compute each test."""
 
     def with_threads(self, threads: int | None) -> Executor:
-        """The same with as many threads as other results were computed with, None if any number will do.
+        """Return the executor with the number of threads of other results; None allows any number.
 
-        Raises an error if it has another number, or if a package that it needs is missing.
+        Raises an error if the executor has another number, or if a package that it needs is missing.
         """
 
     def check(self, target: AnyTarget, policy: Policy, settings: Settings) -> None:
         """Refuse campaigns that it cannot run."""
 
     def measurers(self, tested: TestedModel, plan: CampaignPlan) -> AbstractContextManager[MakeMeasurer]:
-        """What makes the measurers of campaigns, as long as the block lasts; the target is not open yet."""
+        """Yield a function that creates the measurers of campaigns in the block; the target is not open yet."""
 
 
 EXECUTORS: Extensible[Callable[..., Executor]] = Extensible("themis.executors", {})
 
 
 def choose_executor(executor: Executor | str | None, threads: int | None = None) -> Executor | None:
-    """The executor that was asked for; None is the local one, which runs everything in this process.
-
-    threads: see `Executor.with_threads`.
-    """
+    """Choose an executor; None stands for this process. threads: see `Executor.with_threads`."""
     if executor is None or executor == "local":
         return None
     if isinstance(executor, str) and executor in EXECUTORS:
@@ -194,7 +191,7 @@ def choose_executor(executor: Executor | str | None, threads: int | None = None)
 
 @dataclass(frozen=True)
 class SeedFacts:
-    """What is recorded of each seed with its faults; one row per seed."""
+    """What is recorded about a seed with each of its faults; one row per seed."""
 
     seed_id: Ints
     label: Ints
@@ -205,29 +202,29 @@ class SeedFacts:
 
 @dataclass(frozen=True)
 class CleanSweep:
-    """What the campaigns on one model and its seeds share, whatever the perturbation: every clean input was run."""
+    """The results of running every clean input, which all campaigns on one model and its seeds share."""
 
     calculator: Calculator
-    """It has the clean outputs and activations; campaigns get copies of it for their perturbation."""
+    """Has the clean outputs and activations; each campaign gets a copy for its perturbation."""
     measurer: Measurer
-    """Runs the tests: here, or in workers."""
+    """Runs the tests, in this process or in workers."""
     moments: Moments
     """Of the clean activations."""
     constant: str | None
-    """Why a low fault rate would say nothing: the clean answers are no better than a constant, in words."""
+    """A sentence if the clean answers are no better than a constant, so that a low fault rate means nothing."""
     has_gradient: bool
     """Whether the outputs have a gradient in the inputs."""
     view: View | None = None
 
-    def under(self, perturbation: Perturbation) -> CleanSweep:
-        """The same for a campaign under another perturbation, in which its passes do not count again."""
-        calculator = self.calculator.under(perturbation)
-        return replace(self, calculator=calculator, measurer=self.measurer.under(calculator))
+    def with_perturbation(self, perturbation: Perturbation) -> CleanSweep:
+        """Return the sweep for a campaign under another perturbation, in which its passes do not count again."""
+        calculator = self.calculator.with_perturbation(perturbation)
+        return replace(self, calculator=calculator, measurer=self.measurer.with_calculator(calculator))
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a campaign works with. None of it changes until the campaign ends."""
+    """The context of a campaign, which does not change until it ends."""
 
     settings: Settings
     environment: dict[str, Any]
@@ -241,20 +238,19 @@ class Setup:
     uniform_tests: Callable[[int, int, int], Tests]
     """Maps the number of a test, its place in the uniform stream and `n` to the `n` uniform tests from there on.
 
-    The last ones are remembered: tests that are started ahead are asked for again when they are proposed.
-    """
+    It has a cache, because tests that are started ahead are requested again when they are proposed."""
     facts: SeedFacts
     sliced: SlicedSeeds
     columns: list[SliceColumn]
-    """What divides the seeds into slices."""
+    """The columns that divide the seeds into slices."""
     slight: str | None
-    """That the perturbation hardly changes the inputs, if so."""
+    """A sentence if the perturbation hardly changes the inputs."""
     covers_neurons: bool
     """Whether coverage is a goal; a model without hidden layers has nothing to cover."""
 
     @property
     def calculator(self) -> Calculator:
-        """It has the target, the seeds and the perturbation."""
+        """Has the target, the seeds and the perturbation."""
         return self.sweep.calculator
 
     @property
@@ -271,7 +267,7 @@ def sweep_clean(
     chunk: int | None,
     make_measurer: MakeMeasurer,
 ) -> CleanSweep:
-    """Trace the open target and run every clean input once, in passes of `chunk` if that was determined before."""
+    """Trace the open target and run every clean input once, in passes of `chunk` tests if it is given."""
     limits = Limits.of(plan.settings, target.device, chunk)
     calculator = Calculator.trace(target, seeds, plan.perturbation, choose_oracle(target.oracle), limits)
     view = None
@@ -290,26 +286,21 @@ def sweep_clean(
         )
         warn_of_batch_dependence(calculator)
     constant = find_constant(clean.oracle, clean.outputs, clean.labels)
-    _warn_if_constant(constant)
-    return CleanSweep(calculator, measurer, moments, constant, _has_gradient(calculator), view)
-
-
-def _has_gradient(calculator: Calculator) -> bool:
-    """Whether the outputs have a gradient in the inputs; a model may leave the graph (NumPy, `no_grad`)."""
-    if not calculator.has_gradient:
-        return False
-    inputs = calculator.read(calculator.clean.usable[:PROBED])
-    return is_differentiable(lambda each: calculator.target.forward(each).float(), inputs)
-
-
-def _warn_if_constant(constant: str | None) -> None:
-    """Warn of a model that is no better than a constant answer on the clean inputs."""
     if constant is not None:
         warn(
             f"{constant}, so that a low fault rate says nothing, and limits on it fail: check the weights, the "
             "preprocessing and the labels (themis check), give more varied inputs, or accept it with --allow-constant "
             "(allow_constant=True)"
         )
+    return CleanSweep(calculator, measurer, moments, constant, _has_gradient(calculator), view)
+
+
+def _has_gradient(calculator: Calculator) -> bool:
+    """Whether the outputs have a gradient in the inputs; NumPy and `no_grad` in a model prevent it."""
+    if not calculator.has_gradient:
+        return False
+    inputs = calculator.read(calculator.clean.usable[:N_GRADIENT_TESTS])
+    return is_differentiable(lambda each: calculator.target.forward(each).float(), inputs)
 
 
 def prepare(
@@ -370,9 +361,9 @@ def prepare(
 def _check_perturbation(calculator: Calculator) -> None:
     """Refuse a perturbation of the user's own whose result depends on more than its seed, theta and noise seed.
 
-    Its faults could not be replayed. Attacks, which would take passes, are not examined.
+    Its faults could not be replayed. Attacks are not examined, because they take passes.
     """
-    perturbation, rows = calculator.perturbation, calculator.clean.usable[:DISTURBED_TWICE]
+    perturbation, rows = calculator.perturbation, calculator.clean.usable[:N_REPEATED_SEEDS]
     is_own = any(part.family == "own" for part in perturbation.parts or (perturbation,))
     if not is_own or perturbation.passes or perturbation.needs_gradient:
         return
@@ -403,27 +394,27 @@ def _check_perturbation(calculator: Calculator) -> None:
 
 
 def _describe_slight_change(calculator: Calculator) -> str | None:
-    """Why faults can hardly be expected, if even the strongest theta hardly changes the inputs; None if it does.
+    """Return a sentence if even the strongest theta hardly changes the inputs, so that few faults can be expected.
 
-    Attacks, which take passes and are meant to change little, are not examined.
+    Attacks are not examined: they take passes, and are meant to change little.
     """
-    perturbation, rows = calculator.perturbation, calculator.clean.usable[:LOOKED_AT]
+    perturbation, rows = calculator.perturbation, calculator.clean.usable[:N_INSPECTED_SEEDS]
     if perturbation.passes or perturbation.needs_gradient or not len(rows):
         return None
     number = torch.arange(len(rows), device=calculator.device)
     ends = []
-    for k, theta in enumerate(perturbation.theta):  # of two ends, seeds take turns
+    for k, theta in enumerate(perturbation.theta):  # if both ends are strong, seeds alternate between them
         is_up = (number >> k) % 2 == 0 if theta.low < theta.identity < theta.high else theta.identity == theta.low
         ends.append(torch.where(torch.as_tensor(is_up, device=calculator.device), theta.high, theta.low))
     strongest = torch.stack([end.expand(len(rows)) for end in ends], 1).float()
     with torch.no_grad():
         inputs, disturbed, _ = calculator.disturb(rows, strongest, number, len(rows))
     share = change_of_contrast(inputs, disturbed)
-    if not share < SLIGHT:
+    if not share < SLIGHT_CHANGE:
         return None
     return (
         f"{perturbation.name} hardly changes the inputs: at its strongest, by {share:.1%} of their contrast (root mean "
-        f"square of the change, relative to the standard deviation of the inputs), less than {SLIGHT:.0%}"
+        f"square of the change, relative to the standard deviation of the inputs), less than {SLIGHT_CHANGE:.0%}"
     )
 
 
@@ -431,15 +422,15 @@ def _decide_gradient(calculator: Calculator, policy: Policy, of_model: bool) -> 
     """Decide once whether tests have a gradient in theta; without one, a policy that needs it uses finite differences.
 
     of_model: whether the outputs have a gradient in the inputs. The perturbation is tried with every policy, so that
-    all of them have the same number of passes left. An attack needs the gradient and has been checked.
+    all policies have the same number of passes left. Attacks, which need the gradient, have been checked.
     """
     perturbation = calculator.perturbation
     if calculator.has_gradient and not perturbation.passes:
-        rows = calculator.clean.usable[:PROBED]
+        rows = calculator.clean.usable[:N_GRADIENT_TESTS]
         n, device = len(rows), calculator.device
         middle = torch.tensor([(theta.low + theta.high) / 2 for theta in perturbation.theta], device=device)
         noise_seed = torch.arange(n, device=device)
-        calculator.passes += 3 * n  # of the model, which is tried once for all perturbations
+        calculator.passes += 3 * n  # those of the model, which is tried once for all perturbations
         calculator.has_gradient = of_model and is_differentiable(
             lambda theta: calculator.disturb(rows, theta, noise_seed, n).disturbed, middle.float().repeat(n, 1)
         )
@@ -486,11 +477,11 @@ def _search_space(
         facts.clean_answer[usable],
         gradient_cost,
     )
-    return replace(space, seed_weight=weights, in_turn=settings.tests_each_seed_once)
+    return replace(space, seed_weight=weights, tests_each_seed_once=settings.tests_each_seed_once)
 
 
 def class_of_seeds(calculator: Calculator) -> Ints:
-    """The class of each seed: its label, or its clean answer without labels; -1 in tasks without classes."""
+    """The class of each seed: its label or, without labels, its clean answer; -1 in tasks without classes."""
     clean, n = calculator.clean, len(calculator.seeds)
     if not gives_answers(clean.oracle.spec().partition(":")[0]):
         return np.full(n, -1)
@@ -501,7 +492,7 @@ def class_of_seeds(calculator: Calculator) -> Ints:
 
 
 def describe_start(setup: Setup, tests_before: int) -> Start:
-    """What is known after the clean sweep."""
+    """Collect what is known after the clean sweep."""
     calculator, oracle, outputs = setup.calculator, setup.calculator.clean.oracle, setup.calculator.clean.outputs
     target, seeds, perturbation = calculator.target, calculator.seeds, calculator.perturbation
     grade = {} if calculator.clean.labels is None else oracle.grade(outputs, calculator.clean.labels)
@@ -540,10 +531,10 @@ def describe_start(setup: Setup, tests_before: int) -> Start:
 
 
 def check_classes(calculator: Calculator) -> None:
-    """Refuse class names that cannot be those of the model's answers."""
+    """Refuse class names if their number is not that of the model's answers."""
     names, n_answers = calculator.seeds.classes, _n_answers(calculator)
     if isinstance(calculator.clean.oracle, Detection):
-        return  # detections do not tell how many classes the model knows
+        return  # detections do not show how many classes the model has
     if names is not None and len(names) != n_answers:
         raise UsageError(_wrong_names(len(names), n_answers))
 
@@ -566,7 +557,7 @@ def _wrong_names(n_names: int, n_answers: int) -> str:
 
 
 def _n_answers(calculator: Calculator) -> int:
-    """The number of classes, labels, points or numbers of an answer that can have names; 0 if there are none."""
+    """The number of classes, labels, points or numbers in an answer that can have names, or 0."""
     outputs, task = calculator.clean.outputs, calculator.clean.oracle.spec().partition(":")[0]
     if task == "against":
         return outputs.shape[1] // 2
@@ -577,15 +568,15 @@ def _n_answers(calculator: Calculator) -> int:
 
 
 class TestedModel(NamedTuple):
-    """A target and its seeds, which fit each other and the perturbations."""
+    """A target with seeds that fit it and the perturbations."""
 
     target: AnyTarget
     seeds: Seeds
-    """If the data is split, the search part."""
+    """The search part if the data is split."""
     split: SeedSplit | None
     origin: Origin | None
     class_names: Sequence[str] | None
-    """As given; None if they are those that the data has."""
+    """Names that the user gave; None for those of the data."""
 
 
 def read_tested(
@@ -597,7 +588,7 @@ def read_tested(
     features: Features | str | Path | None,
     classes: Sequence[str] | None,
 ) -> TestedModel:
-    """Read the seeds, and refuse what does not fit together before anything runs."""
+    """Read the seeds, and refuse a target, seeds and perturbations that do not fit each other before anything runs."""
     target = as_target(target)
     chosen = list(perturbations)
     for perturbation in chosen:
@@ -617,12 +608,12 @@ def read_tested(
     seeds = seeds if split is None else split.search(seeds)
     if settings.seed_weights is not None:
         read_seed_weights(settings.seed_weights, seeds)
-    if settings.slice_by is not None:  # the classes are known only when the model has answered
+    if settings.slice_by is not None:  # checked with two made-up classes, since the real ones may be known only later
         metadata = {} if seeds.datums is None else seeds.datums.metadata
         slice_columns(settings.slice_by, seeds.seed_id.numpy(), np.arange(len(seeds)) % 2, None, metadata)
     return TestedModel(target, seeds, split, origin, class_names)
 
 
 def describe_columns(seeds: Seeds, features: Features | str | Path | None) -> Seeds:
-    """The seeds with what the columns of their table may hold, if that was given."""
+    """The seeds with the given description of the columns of their table, if any."""
     return seeds if features is None else seeds.with_features(features)

@@ -18,7 +18,7 @@ from torch import Tensor
 from themis.campaign.setup import Setup
 from themis.criteria import Criterion
 from themis.errors import StoreError, first_line
-from themis.judge.calibration import BINS, BLOCKS, Numbers, sum_gaps
+from themis.judge.calibration import N_BINS, N_BLOCKS, Numbers, sum_gaps
 from themis.judge.coverage import sample_neurons
 from themis.measure.moments import Accumulator, Moments, Panel, Shape
 from themis.measure.runner import Measurement
@@ -160,7 +160,7 @@ class State:
             clock=clock,
             sliced=setup.sliced,
             label=setup.facts.label,
-            gaps=np.zeros((BLOCKS, BINS)) if setup.has_calibration else None,
+            gaps=np.zeros((N_BLOCKS, N_BINS)) if setup.has_calibration else None,
         )
 
     def add(self, tests: Tests, measurement: Measurement, stream: str, *, is_shape_sample: bool) -> None:

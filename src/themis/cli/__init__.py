@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from themis.cli.options import Parser
 
 DONE, GATE_FAILED, BAD_USAGE, RUN_FAILED, UNDECIDED, INTERRUPTED = 0, 1, 2, 3, 4, 130
-"""Exit codes, 4 only with `--decide`; a process that another signal than Ctrl-C ends has 128 plus its number: 143
-(SIGTERM), 129 (SIGHUP)."""
+"""Exit codes; 4 occurs only with `--decide`. A process ended by another signal than Ctrl-C exits with 128 plus its
+number: 143 (SIGTERM), 129 (SIGHUP)."""
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 PATH_ERRORS = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
-FIRST_SECONDS, MOST_SECONDS = 2.0, 60.0
-"""After how long a step is printed, and how long it takes at most until it is printed again."""
+FIRST_STEP_SECONDS, MAX_STEP_SECONDS = 2.0, 60.0
+"""Seconds before a running step is printed for the first time, and at most between two such lines."""
 
 COMMANDS = {
     "check": "inspect a model and its data before a campaign",
@@ -68,8 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from themis.campaign.interrupt import terminate_like_interrupt
 
     if "OMP_WAIT_POLICY" not in os.environ:
-        # torch's threads then sleep after waiting a microsecond or two. By default they spin for milliseconds, which
-        # makes small models 20 times slower if another process uses a core. It is read when torch is imported.
+        # Makes torch's threads sleep after waiting a microsecond or two. By default they spin for milliseconds, which
+        # makes small models 20 times slower if another process uses a core. Read when torch is imported.
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     words = list(sys.argv[1:] if argv is None else argv)
     name = f"themis {words[0]}" if words and words[0] in _commands() else "themis"
@@ -88,7 +88,7 @@ def _run(name: str, words: list[str]) -> int:
             sys.stdout.flush()
             return code
     except BrokenPipeError:  # `themis faults RUN | head`: the reader has closed the pipe
-        with suppress(OSError, ValueError):  # Python flushes stdout once more at exit; it may not be a file
+        with suppress(OSError, ValueError):  # Python flushes stdout at exit; raises if stdout is not a file
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except KeyboardInterrupt as error:
@@ -114,7 +114,7 @@ def _run(name: str, words: list[str]) -> int:
 
 
 def _describe_unexpected(error: Exception) -> str:
-    """What to do about an error that Themis does not know; a package that cannot be imported is named."""
+    """Describe an unexpected error and what to do about it; names a package whose import fails."""
     from traceback import extract_tb
 
     cause = f"{type(error).__name__}: {error}"
@@ -184,13 +184,13 @@ def _overview() -> str:
 
 
 def summaries() -> dict[str, str]:
-    """What every command does, in a line; those that packages add are not imported."""
+    """One line about every command; commands of other packages are not imported."""
     entries = sorted(added("themis.commands").items())
     return COMMANDS | {name: _summary(entry) for name, entry in entries if name not in COMMANDS}
 
 
 def _summary(entry: EntryPoint) -> str:
-    """The first sentence of the help of a command that a package adds, and the package."""
+    """The first sentence of the help of a command from another package, and the name of that package."""
     from textwrap import shorten
 
     sentence = " ".join(docstring_of(entry).split()).partition(". ")[0].removesuffix(".")
@@ -200,12 +200,12 @@ def _summary(entry: EntryPoint) -> str:
 
 
 def _commands() -> Extensible[Any]:
-    """The commands of Themis with what they do, and the modules of those that packages add; looking one up loads it."""
+    """The summaries of Themis' own commands, and the modules of commands from packages; looking one up imports it."""
     return Extensible("themis.commands", COMMANDS)
 
 
 def configure_parser(parser: Parser, name: str) -> Any:
-    """Add the description and the options of a command to its parser; returns the command's module."""
+    """Add the description and the options of a command to its parser; return the command's module."""
     from textwrap import fill, indent
 
     module: Any = import_module(f"themis.cli.{name}") if name in COMMANDS else _commands()[name]
@@ -220,7 +220,7 @@ def configure_parser(parser: Parser, name: str) -> Any:
 
 
 def _complain(name: str, text: str, code: int) -> int:
-    """Print one line on stderr, after the traceback if THEMIS_DEBUG is set; returns the exit code."""
+    """Print one line on stderr, after the traceback if THEMIS_DEBUG is set; return the exit code."""
     if os.environ.get("THEMIS_DEBUG"):
         import traceback
 
@@ -231,7 +231,7 @@ def _complain(name: str, text: str, code: int) -> int:
 
 @contextmanager
 def _one_line_warnings(name: str) -> Iterator[None]:
-    """Print warnings of Themis as one line and hide those of other packages, unless Python was asked to show them."""
+    """Print warnings of Themis as one line and hide other warnings, unless Python was asked to show them."""
 
     def show(message: Warning | str, *location: Any, **rest: Any) -> None:
         print_text(f"{name}: {one_line(str(message))}", file=sys.stderr)
@@ -265,7 +265,7 @@ def _printed_log(name: str) -> Iterator[None]:
 
 @contextmanager
 def _printed_steps(name: str) -> Iterator[None]:
-    """Print on stderr, from a thread, what runs and how far it is, once it has taken long, then ever more rarely."""
+    """Print the progress of steps that take long on stderr, from a thread, at intervals that grow."""
     from threading import Event, Thread
 
     from themis.progress import Step, shown_by
@@ -273,11 +273,11 @@ def _printed_steps(name: str) -> Iterator[None]:
     steps: list[Step] = []
 
     def watch(step: Step, has_ended: Event) -> None:
-        begun, seconds = time.perf_counter(), FIRST_SECONDS
+        begun, seconds = time.perf_counter(), FIRST_STEP_SECONDS
         while not has_ended.wait(seconds):
             if step in steps[-1:]:
                 print_text(f"{name}: {step.describe()} ({time.perf_counter() - begun:.0f} s so far)", file=sys.stderr)
-            seconds = min(2 * seconds, MOST_SECONDS)
+            seconds = min(2 * seconds, MAX_STEP_SECONDS)
 
     @contextmanager
     def show(step: Step) -> Iterator[None]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from themis.runs.run import Start
 
 N_LAYERS = 12
-"""Layers to list; the others are only counted."""
+"""Layers that are listed; the others are only counted."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -39,7 +39,7 @@ def add_arguments(parser: Parser) -> None:
 
     of_run = Parser()
     run.add_arguments(of_run)
-    parser.ignored = frozenset(action.dest for action in of_run._actions)  # one file serves both
+    parser.ignored = frozenset(action.dest for action in of_run._actions)  # both commands can use the same file
 
 
 def execute(arguments: CommandLine) -> int:
@@ -101,7 +101,7 @@ def _shape(shape: Iterable[int]) -> str:
 
 
 def _describe_start(check: Check, start: Start, settings: Settings) -> list[tuple[str, str]]:
-    """The neurons, and what a campaign will take."""
+    """The neurons, and the memory and time of a campaign."""
     assert check.seconds_per_test is not None
     assert check.clean_gib is not None
     rows = [("neurons", "none: the model has no hidden layers, so there is no coverage goal")]

@@ -20,7 +20,7 @@ from themis.cli.options import FORCE_HELP, CommandLine, Parser, add_fields, add_
 from themis.cli.source import rebuild
 from themis.report.table import Table, table_console
 from themis.runs.source import Origin
-from themis.runs.store.files import COMMENT, made_by, write_fresh
+from themis.runs.store.files import TEXT_MARK, made_by, write_fresh
 from themis.runs.store.reader import Reader
 from themis.suites.folder import is_suite
 from themis.text import print_columns, print_json, print_text
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from themis.runs.replay import Replayer
     from themis.suites.diff import SuiteDiff
 
-MAX_DIFF_TESTS = 2000
+DEFAULT_TESTS = 2000
 SIDE_WORDS = {"a": "first", "b": "second"}
-REMEDIES = tuple(f"name its model with --weights-{side} FILE or --model-{side} MODEL" for side in SIDE_WORDS)
+MODEL_REMEDIES = tuple(f"name its model with --weights-{side} FILE or --model-{side} MODEL" for side in SIDE_WORDS)
 
 
 def add_arguments(parser: Parser) -> None:
@@ -41,7 +41,7 @@ def add_arguments(parser: Parser) -> None:
     comparison = parser.add_argument_group("comparison")
     text = "versions, techniques, or auto: techniques if both runs tested the same model"
     add_option(comparison, "kind", str, "auto", text)
-    add_option(comparison, "tests", int, MAX_DIFF_TESTS, "number of fresh tests to run on both models")
+    add_option(comparison, "tests", int, DEFAULT_TESTS, "number of fresh tests to run on both models")
     add_option(comparison, "random_seed", int, 0, "the same seed gives the same tests")
     source = parser.add_argument_group("models and data, if not as recorded in the runs")
     for side, word in SIDE_WORDS.items():
@@ -71,14 +71,14 @@ def execute(arguments: CommandLine) -> int:
         from themis.suites.result import SuiteRun
 
         suites = [SuiteRun(path) for path in (arguments.before, arguments.after)]
-        before, after = (SuiteSide(*side) for side in zip(suites, replayers, REMEDIES, strict=True))
+        before, after = (SuiteSide(*side) for side in zip(suites, replayers, MODEL_REMEDIES, strict=True))
         result = diff_suites(before, after, options, arguments.trust or False)
     else:
         with ExitStack() as stack:
             readers = [stack.enter_context(closing(Reader(path))) for path in (arguments.before, arguments.after)]
             first, second = (
                 Side(read_run(replayer(run)), remedy=remedy)
-                for replayer, run, remedy in zip(replayers, readers, REMEDIES, strict=True)
+                for replayer, run, remedy in zip(replayers, readers, MODEL_REMEDIES, strict=True)
             )
             result = diff_runs(first, second, options)
     for path in files:
@@ -99,13 +99,13 @@ def _replayer(side: str, arguments: CommandLine, run: Reader) -> Replayer:
 
 
 def _print(result: Diff | SuiteDiff) -> None:
-    from themis.suites.diff import HEAD, SuiteDiff
+    from themis.suites.diff import DIFF_COLUMNS, SuiteDiff
 
     if isinstance(result, SuiteDiff):
         rows = [row[:-1] for row in result.rows()]
         notes = [f"{name}: {difference.sentence}" for name, difference in result.members.items()]
-        table = Table("Suites before and after", HEAD[:-1], rows, [*notes, *result.lines()], file="--out FILE.md")
-        table.show(table_console())
+        notes += result.lines()
+        Table("Suites before and after", DIFF_COLUMNS[:-1], rows, notes, file="--out FILE.md").show(table_console())
         return
     headers = ("before", "after") if result.kind == "versions" else ("first", "second")
     print_columns([("", *headers), *result.rows()], [True, True, True])
@@ -116,5 +116,5 @@ def _write(result: Diff | SuiteDiff, path: Path, *, is_forced: bool) -> None:
     if path.suffix.lower() == ".json":
         content = (json.dumps({**made_by("diff"), **result.as_dict()}, indent=2, allow_nan=False) + "\n").encode()
     else:
-        content = f"{COMMENT}\n\n{result.markdown()}".encode(errors="replace")
+        content = f"{TEXT_MARK}\n\n{result.markdown()}".encode(errors="replace")
     write_fresh(path, content, replaces=is_forced)

@@ -20,14 +20,14 @@ from themis.errors import ThemisError
 from themis.text import counted, one_line, print_columns, print_json, print_text
 from themis.version import __version__
 
-DEVELOPMENT = ("test", "check", "docs", "dev", "coco", "integrations")
-"""Extras for those who change Themis."""
-UNSET = {
+DEVELOPMENT_EXTRAS = ("test", "check", "docs", "dev", "coco", "integrations")
+"""Extras that are only for the development of Themis."""
+UNSET_FOLDERS = {
     "THEMIS_DATA": "data sets must be given by path, such as cifar10:PATH",
     "THEMIS_CACHE": "the demo keeps its model in ~/.cache/themis",
     "THEMIS_STATE": "the key that signs your runs is in ~/.local/state/themis, or in themis in XDG_STATE_HOME",
 }
-"""Variables that name folders, and what holds where they are not set."""
+"""Environment variables that name folders, and what applies if they are not set."""
 GIB = 2**30
 
 
@@ -53,7 +53,7 @@ def execute(arguments: CommandLine) -> int:
 
 
 def examine(*, is_quick: bool) -> tuple[dict[str, dict[str, str]], list[str]]:
-    """What was found in words, by section and name, and the problems."""
+    """The findings in words, by section and name, and the problems."""
     packages, missing = _packages()
     problems = [f"{name} is required but not installed: pip install {name}" for name in missing]
     devices, campaigns = {}, {}
@@ -68,12 +68,12 @@ def examine(*, is_quick: bool) -> tuple[dict[str, dict[str, str]], list[str]]:
 
 
 def _packages() -> tuple[dict[str, str], list[str]]:
-    """The version of every package that Themis can use, or how to install it; and those required that are missing."""
+    """The version of every package that Themis can use, or how to install it, and the missing required packages."""
     found, missing = {}, []
     for requirement in requires("themis-dl") or ():
         name = re.split(r"[^\w.-]", requirement)[0]
         extra = re.search(r'extra == "([\w-]+)"', requirement)
-        if extra is not None and extra[1] in DEVELOPMENT:
+        if extra is not None and extra[1] in DEVELOPMENT_EXTRAS:
             continue
         installed = _version(name)
         if installed is None and extra is None:
@@ -114,7 +114,7 @@ def _devices() -> dict[str, str]:
 
 def _folders() -> dict[str, str]:
     folders = {}
-    for name, otherwise in UNSET.items():
+    for name, otherwise in UNSET_FOLDERS.items():
         path = os.environ.get(name, "")
         known = path if os.path.isdir(path) else f"{path}, which does not exist"
         folders[name] = known if path else f"not set: {otherwise}"

@@ -25,8 +25,8 @@ from themis.cli.options import FORCE_HELP, CommandLine, Parser, add_option, chec
 from themis.errors import UsageError, nearest
 from themis.options import check_count
 from themis.report.names import feature_names
-from themis.runs.fault import COLUMNS, Fault, show_outcome
-from themis.runs.store.export import FOLDERS, FORMATS, export, json_text
+from themis.runs.fault import COLUMNS, STREAMS, Fault, show_outcome
+from themis.runs.store.export import EXPORT_FOLDERS, EXPORT_FORMATS, export, json_text
 from themis.runs.store.files import fresh_file
 from themis.runs.store.reader import Reader, Selection, check_condition
 from themis.runs.store.schema import TENSORS_COLUMN, read_signature
@@ -48,12 +48,11 @@ FILTERS: dict[str, tuple[Any, str, str]] = {
     "min_ssim": (float, "ssim >= ?", "only inputs with at least this similarity (SSIM) to the clean picture"),
     "max_distance": (float, "distance <= ?", "only inputs within this L2 distance of the clean input"),
 }
-"""Options that select faults: type of the value, condition, help."""
-STREAMS = ("uniform", "search")
-N_SHOWN, N_DRAWN = 20, 12
+"""Options that select faults: the type of the value, the SQL condition and the help."""
+N_LISTED, N_DRAWN = 20, 12
 HEADERS = {"seed_id": "seed", "clean_answer": "clean", "clean_value": "clean value", "tensors": "kept"}
-TEXTS = ("stream", "kind", "kept")
-INTERNAL = ("id", "position", "chunk")
+TEXT_HEADERS = ("stream", "kind", "kept")
+HIDDEN_COLUMNS = ("id", "position", "chunk")
 """Columns that matter only to a replay."""
 
 
@@ -74,7 +73,7 @@ def add_arguments(parser: Parser) -> None:
     add_option(order, "sort", str, "telling", "telling, or a column: id, distance, ssim, theta_NAME, ...")
     order.add_argument("--reverse", action="store_true", help="reverse the order")
     output = parser.add_argument_group("output")
-    text = f"maximum number of faults, 0 for all (default: {N_SHOWN} in a table, all in JSON and in files)"
+    text = f"maximum number of faults, 0 for all (default: {N_LISTED} in a table, all in JSON and in files)"
     add_option(output, "limit", int | None, None, text)
     output.add_argument("--json", action="store_true", help="print only the faults, as JSON")
     text = (
@@ -99,12 +98,12 @@ def execute(arguments: CommandLine) -> int:
             for values in _read(run, selection):
                 print_text(_describe(run, values))
         else:
-            _list(run, selection if arguments.limit is not None else replace(selection, limit=N_SHOWN))
+            _list(run, selection if arguments.limit is not None else replace(selection, limit=N_LISTED))
     return DONE
 
 
 def read_ids(run: Reader, words: Sequence[str]) -> list[int]:
-    """Read fault numbers; rejects a number that the run does not have."""
+    """Convert fault numbers; refuse a number that the run does not have."""
     ids = [convert("FAULT", word, int) for word in words]
     for id in ids:
         if not run.count("id = ?", (str(id),)):  # as text, so that no number is too large for SQLite
@@ -157,7 +156,7 @@ def _list(run: Reader, selection: Selection) -> None:
     known = {**HEADERS, "value": "reference"} if task == "against" else HEADERS
     headers = [known.get(name, name.removeprefix("theta_")) for name in shown]
     cells = [[_cell(name, row[name], task, classes) for name in shown] for row in rows]
-    print_columns([headers, *cells], [name in TEXTS for name in headers])
+    print_columns([headers, *cells], [name in TEXT_HEADERS for name in headers])
 
 
 def _read(run: Reader, selection: Selection) -> list[dict[str, Any]]:
@@ -188,7 +187,7 @@ def _cell(name: str, value: Any, task: str, classes: list[str] | None) -> str:
 
 
 def _describe(run: Reader, values: dict[str, Any]) -> str:
-    """The details of one fault, each with what it means."""
+    """The details of one fault, each with its meaning."""
     shares = sorted(zip(read_signature(values["signature"]), run.layers, strict=True), reverse=True)
     values["signature"] = ", ".join(f"{layer} {share:.1%}" for share, layer in shares[:5])
     answer, words = values["answer"], show_outcome(run.task, values["answer"], run.classes)
@@ -200,7 +199,7 @@ def _describe(run: Reader, values: dict[str, Any]) -> str:
     values["tensors"] = "not kept: a replay computes them again" if file is None else run.path / "tensors" / file
     theta = [name for name in run.columns if name.startswith("theta_")]
     known = {column.name: column.text for column in (*COLUMNS, TENSORS_COLUMN)}
-    meanings = {name: known["theta" if name in theta else name] for name in run.columns if name not in INTERNAL}
+    meanings = {name: known["theta" if name in theta else name] for name in run.columns if name not in HIDDEN_COLUMNS}
     exact = {name: f"{value:.9g}" if isinstance(value, float) else str(value) for name, value in values.items()}
     rows = [(name, exact[name], text) for name, text in meanings.items() if values[name] is not None]
     rows.append(("replay", f"themis replay {quote(str(run.path))} {values['id']}", ""))
@@ -212,7 +211,7 @@ def _describe(run: Reader, values: dict[str, Any]) -> str:
 
 
 def _describe_changes(run: Reader, id: int) -> list[str]:
-    """The features of a table row that changed, with their values before and after; nothing for other inputs."""
+    """The changed features of a table row, with their values before and after; empty for other inputs."""
     from themis.report.names import feature_changes
 
     tensors = run.tensors([id]).get(id)
@@ -227,16 +226,16 @@ def _describe_changes(run: Reader, id: int) -> list[str]:
 
 def _export(run: Reader, selection: Selection, name: str, replaces: bool) -> str:
     kind, _, folder = name.partition(":")
-    if kind in FOLDERS and folder:
-        n, n_matching = FOLDERS[kind](run, selection, Path(folder)), selection.count(run)
+    if kind in EXPORT_FOLDERS and folder:
+        n, n_matching = EXPORT_FOLDERS[kind](run, selection, Path(folder)), selection.count(run)
         is_part = n < min(n_matching, selection.limit or n_matching)
         left_out = "; the inputs of the others were not kept" if is_part else ""
         return f"Wrote the pictures of {n:,} of {counted(n_matching, 'fault')} to {folder}{left_out}"
     path = Path(name)
     if not path.suffix:
-        folders = " or ".join(f"{each}:FOLDER" for each in FOLDERS)
-        raise UsageError(f"--export must be {', '.join(FORMATS)}, .png, {folders}, got {name}")
-    check_file("--export", path, [*FORMATS, ".png"], replaces=replaces)
+        folders = " or ".join(f"{each}:FOLDER" for each in EXPORT_FOLDERS)
+        raise UsageError(f"--export must be {', '.join(EXPORT_FORMATS)}, .png, {folders}, got {name}")
+    check_file("--export", path, [*EXPORT_FORMATS, ".png"], replaces=replaces)
     if path.suffix.lower() == ".png":
         return _draw(run, selection, path, replaces)
     n = export(run, selection.rows(run), path, replaces=replaces)

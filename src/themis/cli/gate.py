@@ -131,7 +131,7 @@ def execute(arguments: CommandLine) -> int:
 
 
 def write_page(out: str, errors: CorruptionErrors | None = None) -> str | None:
-    """Write the report of a run or a suite and return its path; a failure is printed, and fails nothing else."""
+    """Write the report of a run or a suite and return its path; a failure is only printed."""
     from themis.report.page import write_report
     from themis.report.suite import write_suite_report
     from themis.suites.result import SuiteRun
@@ -145,7 +145,7 @@ def write_page(out: str, errors: CorruptionErrors | None = None) -> str | None:
 
 
 def read_gates(arguments: CommandLine, *, slice_by: str | None = None) -> Gates:
-    """The requested gates; rejects files that cannot be written before anything runs."""
+    """The requested gates; refuses files that cannot be written."""
     from themis.report.gates.gates import Gates
 
     markdown = arguments.markdown
@@ -169,7 +169,7 @@ def is_requested(arguments: CommandLine, gates: Gates) -> bool:
 
 
 def _has_claim(path: str) -> bool:
-    """Whether a campaign or a suite was to decide a claim, which is then a gate."""
+    """Whether a campaign or a suite has a claim to decide, which is then a gate."""
     if is_suite(path):
         from themis.suites.result import SuiteRun
 
@@ -187,7 +187,10 @@ def check(
     errors: CorruptionErrors | None = None,
     given: Mapping[str, Any] | None = None,
 ) -> GateResults:
-    """Check a run or a suite, and record the results; `errors`: of mCE, `given`: where its model is."""
+    """Check a run or a suite, and record the results.
+
+    errors: the corruption errors of a suite, for the limit on mCE. given: options that say where its model is.
+    """
     from themis.report.gates.gates import check_gates, check_mce, check_suite_gates
     from themis.runs.replay import read_run
     from themis.suites.result import SuiteRun
@@ -215,7 +218,7 @@ def check(
 
 
 def read_errors(suite: SuiteRun, arguments: CommandLine) -> CorruptionErrors | None:
-    """The errors that mCE is made of, if the user has named a baseline."""
+    """The corruption errors of a suite, if the user has named a baseline."""
     return None if arguments.mce_baseline is None else suite.corruption_errors(arguments.mce_baseline)
 
 
@@ -225,7 +228,7 @@ def _record(results: GateResults) -> None:
 
     try:
         record_gates(results)
-    except StoreError:  # a full disk, or a folder that may only be read, does not keep anybody from checking a run
+    except StoreError:  # gates can also be checked on a full disk or in a read-only folder
         pass
     except Exception as error:
         print_text(f"themis: could not record the gates in {results.folder}: {one_line(str(error))}", file=sys.stderr)
@@ -244,7 +247,7 @@ def write_files(results: GateResults, arguments: CommandLine) -> None:
 
 
 def print_results(results: GateResults | None, arguments: CommandLine) -> int:
-    """Print the gates, with --quiet those that failed; return the exit code."""
+    """Print the gates, with --quiet only failed ones; return the exit code."""
     if results is None:
         return DONE
     if getattr(arguments, "quiet", False) and not arguments.json:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 NO_STRUCTURE = "no two sets of these faults differ in two of outcome, theta and layers"
 GROUPINGS: Extensible[Callable[..., list[Group]]] = Extensible("themis.groupings", {})
-"""Ways to group faults other than by change, for which the model is run again."""
+"""Further ways to group faults, which run the model again."""
 
 
 def add_arguments(parser: Parser) -> None:

@@ -1,7 +1,7 @@
-"""Command-line options: flags and YAML files with the same names, generated from the fields of dataclasses.
+"""Command-line options: flags and entries of YAML files, generated from the fields of dataclasses.
 
 A command adds its options to a `Parser`. `parse` returns the value of every option, and the names of those that the
-user set explicitly. `convert` reads the values of flags and of files by the same rules.
+user set explicitly. `convert` reads values of flags and of files by the same rules.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Group = argparse._ActionsContainer
 """A parser, or a titled group of its options."""
 
 FORCE_HELP = "replace the file if it exists; pages and pictures that Themis wrote are replaced anyway"
-NOT_IN_A_FILE = ("config", "print_config", "print_suite", "words", "given", "from_config")
-"""Names of a `CommandLine` that are not options of a file."""
+NOT_CONFIG_OPTIONS = ("config", "print_config", "print_suite", "words", "given", "from_config")
+"""Attributes of a `CommandLine` that are not options in a configuration file."""
 
 UNBOUNDED = (-math.inf, math.inf)
 """The value of `--bounds auto`."""
@@ -41,7 +41,7 @@ METAVARS = {
     **dict.fromkeys(("folder", "out"), "FOLDER"),
     **dict.fromkeys(("techniques", "magnitudes", "also", "from"), "NAME,..."),
 }
-"""Placeholders of options by name, where that of their type says too little."""
+"""Placeholders of options by name, where the placeholder of the type is not specific enough."""
 
 
 class Option(argparse.Action):
@@ -65,7 +65,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=form, allow_abbrev=False, **rest)
         self._negative_number_matcher = re.compile(r"-\.?\d")
         self.ignored: frozenset[str] = frozenset()
-        """Options of other commands that a configuration file may have too."""
+        """Options of other commands, which a configuration file may contain."""
         self._positionals.title = "arguments"
 
     def error(self, message: str) -> NoReturn:
@@ -89,7 +89,10 @@ def add_fields(
     shows_default: bool = True,
     defaults: Mapping[str, Any] | None = None,
 ) -> None:
-    """Add a flag for every field, or those in `only`, defined with `themis.options.option`; `defaults`: if others."""
+    """Add a flag for every field defined with `themis.options.option`, or only for those in `only`.
+
+    defaults: default values that differ from those of the fields.
+    """
     hints = get_type_hints(kind)
     for field in fields(kind):
         if "help" in field.metadata and (only is None or field.name in only):
@@ -107,7 +110,7 @@ def add_option(
     shows_default: bool = True,
     metavar: str | None = None,
 ) -> None:
-    """Add a flag that takes a value, unless it can only be switched on: `max_tests` becomes `--max-tests`."""
+    """Add a flag with a value, or a switch for a bool that is false by default; `max_tests` becomes `--max-tests`."""
     flag = f"--{name.replace('_', '-')}"
     if kind is bool and default is False:
         group.add_argument(flag, action="store_true", help=text.replace("%", "%%"))
@@ -133,17 +136,17 @@ def add_config(group: Group) -> None:
 
 
 def check_file(flag: str, path: Path, endings: Sequence[str], *, replaces: bool) -> None:
-    """Refuse a file that an option names if it cannot be written, before the work that its content takes."""
+    """Refuse an output file that cannot be written, before the work on its content begins."""
     if path.suffix.lower() not in endings:
         raise UsageError(f"{flag} must end in {', '.join(endings[:-1])} or {endings[-1]}, got {path}: rename it")
     check_free(path, replaces=replaces)
 
 
 class CommandLine(argparse.Namespace):
-    """What a command line, and the file that it names, say: the values of all options, by name."""
+    """The values of all options, from the command line, its configuration file and the defaults."""
 
     given: dict[str, Any]
-    """Those that the user has given, by a flag or in the file."""
+    """The options that the user has given, by a flag or in the file."""
     from_config: set[str]
     """The names of the options that the file sets and no flag overrides."""
     words: list[str]
@@ -155,7 +158,7 @@ class CommandLine(argparse.Namespace):
 
 
 def parse(parser: Parser, words: Sequence[str]) -> CommandLine:
-    """Read a command line, and the file that it names."""
+    """Parse a command line and its configuration file."""
     actions = {action.dest: action for action in parser._actions if action.default != argparse.SUPPRESS}
     flags, rest = parser.parse_known_intermixed_args(words, argparse.Namespace(**dict.fromkeys(actions)))
     for word in rest:
@@ -176,14 +179,14 @@ def parse(parser: Parser, words: Sequence[str]) -> CommandLine:
 
 
 def fields_of(kind: type[DataclassInstance], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the given options that are fields of a dataclass."""
+    """The given options that are fields of a dataclass."""
     return {field.name: given[field.name] for field in fields(kind) if field.name in given}
 
 
 def read_config(path: str, actions: dict[str, argparse.Action], ignored: Collection[str] = ()) -> dict[str, Any]:
-    """Read the options in a YAML file, by name, except for those that are ignored."""
+    """Read the options in a YAML file by name, leaving out `ignored` ones."""
     content = read_config_file(path)
-    known = [name for name in actions if name not in NOT_IN_A_FILE]
+    known = [name for name in actions if name not in NOT_CONFIG_OPTIONS]
     values = {}
     for key, value in content.items():
         name = str(key).replace("-", "_")
@@ -205,7 +208,7 @@ def as_yaml(values: dict[str, Any]) -> str:
     plain = {
         name: format_value(value) if value == UNBOUNDED else list(value) if isinstance(value, tuple) else value
         for name, value in values.items()
-        if name not in NOT_IN_A_FILE
+        if name not in NOT_CONFIG_OPTIONS
     }
     import yaml
 
@@ -213,7 +216,7 @@ def as_yaml(values: dict[str, Any]) -> str:
 
 
 def _closest(name: str, known: Collection[str], otherwise: str) -> str:
-    """Ask for the option that has the name as one of its words, such as max-passes for passes, or is spelt like it."""
+    """Suggest the option that contains the name as a word, such as max-passes for passes, or is spelt similarly."""
     by_name = {option.lstrip("-"): option for option in known}
     bare = name.lstrip("-")
     alike = [other for other in by_name if bare in other.replace("_", "-").split("-")]
@@ -222,7 +225,7 @@ def _closest(name: str, known: Collection[str], otherwise: str) -> str:
 
 
 def read_config_file(path: str) -> dict[Any, Any]:
-    """The content of a YAML file: names and values."""
+    """The names and values in a YAML file."""
     content = read_yaml(path, "the config file")
     if not isinstance(content, dict | None):
         raise UsageError(f"{path} must hold names and values, such as max_tests: 5000, got a {type(content).__name__}")
@@ -233,7 +236,7 @@ NULLS = ("null", "none")
 
 
 def convert(name: str, value: Any, kind: Any) -> Any:
-    """Convert a value from a flag or a file to `kind`, a type hint; an error names the option and its rule."""
+    """Convert a value from a flag or a file to `kind`, a type hint; errors name the option and the rule."""
     bare, is_optional = bare_kind(kind)
     if is_optional and (value is None or str(value).lower() in NULLS):
         return None
@@ -245,7 +248,7 @@ def convert(name: str, value: Any, kind: Any) -> Any:
 
 
 def _as_share(text: Any) -> str:
-    """What to write instead of a percentage."""
+    """A remedy for a value that is a percentage; otherwise empty."""
     percentage = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", str(text))
     return f": write {float(percentage[1]) / 100:g} for {percentage[0]}" if percentage else ""
 
@@ -267,7 +270,7 @@ def bare_kind(kind: Any) -> tuple[Any, bool]:
 
 
 def _integer(value: Any) -> int:
-    """Read an integer; 1e4 is one too."""
+    """Read an integer, which may be written as 1e4."""
     try:
         return int(str(value))
     except ValueError:

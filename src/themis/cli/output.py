@@ -1,4 +1,4 @@
-"""What commands share: options of the output, progress, result folders and the last lines."""
+"""Output that commands share: its options, progress, result folders and the last lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from themis.suites.result import CorruptionErrors, SuiteRun
 
 AUTO = "auto"
-"""The value of `--out` that stands for a new folder with a name of its own."""
+"""The value of `--out` that stands for a new folder, named after the time."""
 
 
 def add_verbosity(group: Group) -> None:
@@ -102,12 +102,12 @@ def finish(
     else:
         is_interrupted, errors = result.stop_reason == "user", None
     before = None if out is None else Path(out) / "report.html"
-    page = str(before) if before is not None and before.is_file() else None  # of before the run was resumed
+    page = str(before) if before is not None and before.is_file() else None  # written before the run was resumed
     results = None
     try:
         if gates is not None and not is_interrupted and (is_requested(arguments, gates) or result.decision):
             results = check(result, gates, arguments, folder=out, errors=errors)
-    finally:  # the page needs no gates
+    finally:  # the page is written even if a gate cannot be checked
         if out is not None and not arguments.no_report and (writes_report or (gates and page)):
             page = write_page(out, errors)
     if results is not None:
@@ -145,7 +145,7 @@ def _show_suite(suite: SuiteRun, errors: CorruptionErrors | None) -> None:
 
 @contextmanager
 def point_to_results(out: str | None, *, has_report: bool = False) -> Iterator[None]:
-    """If the model fails during a campaign, add to the error where the results so far are, and write their report."""
+    """If the model fails during a campaign, write the report and say in the error where the results so far are."""
     try:
         yield
     except ModelError as error:

@@ -18,7 +18,7 @@ from themis.runs.store.files import json_safe
 from themis.runs.store.reader import Reader
 from themis.text import print_json, print_text
 
-FIELDS = ("id", "seed_id", "perturbation", "theta", "label", "clean_answer", "clean_value")
+RECORDED_FIELDS = ("id", "seed_id", "perturbation", "theta", "label", "clean_answer", "clean_value")
 
 
 def add_arguments(parser: Parser) -> None:
@@ -87,7 +87,7 @@ def _as_object(fault: Fault, replay: Replay) -> dict[str, Any]:
         for name, test in (("recorded", fault), ("now", replay))
     }
     return {
-        **{name: getattr(fault, name) for name in FIELDS},
+        **{name: getattr(fault, name) for name in RECORDED_FIELDS},
         **answers,
         "is_fault": replay.is_fault,
         "is_same": replay.is_same,

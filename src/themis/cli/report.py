@@ -18,7 +18,7 @@ from themis.plugins import Extensible
 from themis.suites.folder import is_suite
 from themis.text import print_text
 
-FOLDERS: Extensible[Any] = Extensible("themis.reports", {})
+REPORT_FOLDERS: Extensible[Any] = Extensible("themis.reports", {})
 """What can be written instead of the page, by the option that names its folder; packages add it."""
 
 
@@ -26,7 +26,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of the run, or of a suite")
     output = parser.add_argument_group("output")
     output.add_argument("--out", metavar="FILE", help="file to write instead of report.html in RUN")
-    for name, module in FOLDERS.usable().items():
+    for name, module in REPORT_FOLDERS.usable().items():
         text = " ".join((module.__doc__ or "").split()).rstrip(".")
         output.add_argument(f"--{name}", dest=name, metavar="FOLDER", help=text[:1].lower() + text[1:])
     output.add_argument("--force", action="store_true", help=FORCE_HELP)
@@ -40,7 +40,7 @@ def execute(arguments: CommandLine) -> int:
     if arguments.most_pictures < 0:
         raise UsageError(f"--most-pictures must be 0 or more, got {arguments.most_pictures}: 0 shows none")
     out = None if arguments.out is None else Path(arguments.out)
-    for name in FOLDERS:
+    for name in REPORT_FOLDERS:
         if getattr(arguments, name, None) is not None:
             return _write_folder(arguments, name, out)
     if out is not None:
@@ -48,10 +48,10 @@ def execute(arguments: CommandLine) -> int:
     from themis.report.page import write_report
 
     if is_suite(arguments.run):
-        from themis.report.suite import MEMBER_PICTURES, write_suite_report
+        from themis.report.suite import MAX_MEMBER_PICTURES, write_suite_report
         from themis.suites.result import SuiteRun
 
-        suite, most = SuiteRun(arguments.run), min(arguments.most_pictures, MEMBER_PICTURES)
+        suite, most = SuiteRun(arguments.run), min(arguments.most_pictures, MAX_MEMBER_PICTURES)
         errors = None if arguments.mce_baseline is None else suite.corruption_errors(arguments.mce_baseline)
         path = write_suite_report(suite, out, errors=errors, most_pictures=most, replaces=arguments.force)
     else:
@@ -64,7 +64,7 @@ def execute(arguments: CommandLine) -> int:
 def _write_folder(arguments: CommandLine, name: str, out: Path | None) -> int:
     if out is not None:
         raise UsageError(f"--out must not be given with --{name}, which writes only to its own folder: leave it out")
-    text = FOLDERS[name].write(arguments.run, getattr(arguments, name), most_pictures=arguments.most_pictures)
+    text = REPORT_FOLDERS[name].write(arguments.run, getattr(arguments, name), most_pictures=arguments.most_pictures)
     if not arguments.quiet:
         print_text(text)
     return DONE

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from themis.campaign.setup import Executor
     from themis.report.gates.gates import Gates
 
-REMEDY = (
+RESUME_REMEDY = (
     "A run whose budget is spent continues with a larger one, such as --max-tests N; one that has reached its goal, "
     "with --coverage null or --plateau null too."
 )
-"""How a run that has ended continues."""
+"""How to continue a run that has ended."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -68,12 +68,12 @@ def execute(arguments: CommandLine) -> int:
     )
     is_unchanged = before_resume is not None and summary.exists() and before_resume == summary.read_bytes()
     if is_unchanged and not arguments.is_silent:
-        print_text(f"The run had already ended and was left unchanged. {result.stop} {REMEDY}")
+        print_text(f"The run had already ended and was left unchanged. {result.stop} {RESUME_REMEDY}")
     return finish(result, arguments, out=arguments.run, trackers=trackers, gates=gates, writes_report=not is_unchanged)
 
 
 def _resume_suite(arguments: CommandLine, gates: Gates, executor: Executor | None) -> int:
-    """Continue a suite; its limits are the number of tests of all its members, and the time."""
+    """Continue a suite, whose limits are the tests of all members together, and the time."""
     from themis.cli.suite import suite_progress
     from themis.suites.api import resume_suite
     from themis.suites.result import SuiteRun

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from themis.runs.replay import Replayer
 
 N_SHRUNK = 20
-FILE, PICTURE = "shrunk.json", "robustness.png"
+SHRUNK_FILE, CURVE_FILE = "shrunk.json", "robustness.png"
 HEADERS = ("fault", "seed", "strength", "distance", "answer", "change")
 
 
@@ -46,8 +46,8 @@ def add_arguments(parser: Parser) -> None:
     add_overrides(parser, REPLAY_OPTIONS)
     output = parser.add_argument_group("output")
     text = (
-        f"also shrink one fault of every seed that failed, and plot as {PICTURE} in RUN, by strength, the seeds that "
-        "could not be broken and the random disturbances that were withstood"
+        f"also shrink one fault of every seed that failed, and plot as {CURVE_FILE} in RUN, by strength, the seeds "
+        "that could not be broken and the random disturbances that were withstood"
     )
     output.add_argument("--curve", action="store_true", help=text)
     output.add_argument("--json", action="store_true", help="print only the result, as JSON")
@@ -62,7 +62,7 @@ def execute(arguments: CommandLine) -> int:
 
     remedy = "remove it, or move it elsewhere"
     with closing(Reader(arguments.run)) as run:
-        file, picture = run.path / FILE, run.path / PICTURE
+        file, picture = run.path / SHRUNK_FILE, run.path / CURVE_FILE
         for path in [file, picture] if arguments.curve else [file]:
             check_free(path, remedy=remedy)
         chosen = named_faults(run, arguments.ids)

@@ -1,4 +1,4 @@
-"""The model, the data and the executor of a command: which options name them, and what those of a recorded run are."""
+"""The options that name the model, the data and the executor of a command, and overrides for a recorded run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REPLAY_OPTIONS = (*LOCATION_OPTIONS, "bounds", "mean", "std", "oracle")
 """Options of commands that run recorded faults again."""
 WORKERS_HELP = "number of workers on Ray; never changes the result"
 RAY_ONLY = ("address", "cpus_per_worker", "gpus_per_worker")
-"""Options that only the executor ray has."""
+"""Options that only `--executor ray` has."""
 
 
 def add_overrides(
@@ -43,7 +43,7 @@ def add_overrides(
 
 
 def require(arguments: CommandLine, *names: str) -> None:
-    """Raise an error if one of these options is missing; a model of the zoo comes with its data."""
+    """Refuse a command line without one of these options; --zoo replaces the model and the data."""
     texts = {field.name: field.metadata.get("help", "") for field in fields(Origin)} | {"perturb": PERTURB_HELP}
     for name in names:
         comes_with_zoo = arguments.zoo is not None and name in ("model", "data")
@@ -52,10 +52,10 @@ def require(arguments: CommandLine, *names: str) -> None:
 
 
 def named_origin(arguments: CommandLine) -> Origin:
-    """The model and the data that the user names; a configuration file counts as the user's own command line.
+    """The model and the data that the user names.
 
-    The exception is the file in a run folder, which another program wrote: like the folder itself, it must have been
-    made here or be trusted before code that it names runs.
+    A configuration file counts as the user's own words, except for that in a run folder: like the folder itself, it
+    must have been made here or be trusted before code that it names runs.
     """
     folder = arguments.folder  # modules and relative paths are looked up in it; a run records it
     if folder is not None and not os.path.isdir(folder):
@@ -66,7 +66,7 @@ def named_origin(arguments: CommandLine) -> Origin:
 
 
 def check_config(arguments: CommandLine, path: Path) -> None:
-    """Refuse the configuration file of a run folder, unless it is as Themis wrote it here, or is trusted."""
+    """Refuse the configuration file of a run folder, unless it is trusted or unchanged since Themis wrote it here."""
     folder = path.absolute().parent
     if not any((folder / name).exists() for name in (DATABASE, "environment.json", "summary.json")):
         return
@@ -91,7 +91,7 @@ def check_config(arguments: CommandLine, path: Path) -> None:
 
 
 def check_names(perturbation: str, settings: Settings) -> Perturbation:
-    """Reject unknown names before the model and the data are loaded, which may take long; returns the perturbation."""
+    """Refuse unknown names before the model and the data are loaded, which may take long; return the perturbation."""
     from themis.campaign.setup import choose_campaign_criterion
     from themis.judge import choose_judge
     from themis.perturb import choose_perturbation
@@ -107,9 +107,9 @@ def check_names(perturbation: str, settings: Settings) -> Perturbation:
 
 
 def rebuild(run: Reader, given: Mapping[str, Any]) -> Replayer:
-    """The run with its model and data as recorded, except for the values of options that the user has given.
+    """A handle with the recorded model and data of a run, or those that the user has named instead.
 
-    Code that the run folder names runs only if the folder was made here or is trusted; what the user named may run.
+    Code that the run folder names runs only if the folder was made here or is trusted; code that the user named runs.
     """
     from themis.runs.replay import Replayer
 
@@ -118,7 +118,7 @@ def rebuild(run: Reader, given: Mapping[str, Any]) -> Replayer:
 
 
 def override_origin(run: Reader | SuiteRun, given: Mapping[str, Any]) -> Origin | None:
-    """The recorded origin of a run, with the values of the options in `REPLAY_OPTIONS` that the user has given."""
+    """The recorded origin of a run, overridden by the options in `REPLAY_OPTIONS` that the user has given."""
     changes = {name: given[name] for name in REPLAY_OPTIONS if name in given and name != "trust"}
     trusted = [os.path.abspath(path) for path in given.get("trust") or ()]
     permission = trust.permit(run.path, run.record, trusted)
@@ -144,7 +144,7 @@ def override_origin(run: Reader | SuiteRun, given: Mapping[str, Any]) -> Origin 
 
 
 def add_executor(parser: Parser, *, workers: str | None = WORKERS_HELP) -> None:
-    """Add the options that choose an executor. workers: the help of `--workers`; None if the command has it already."""
+    """Add the options that choose an executor. workers: the help of `--workers`; None if the command adds it itself."""
     group = parser.add_argument_group("where it runs")
     text = "local, or ray: in workers on this machine or on a cluster, with the same results"
     add_option(group, "executor", str, "local", text)
@@ -157,7 +157,7 @@ def add_executor(parser: Parser, *, workers: str | None = WORKERS_HELP) -> None:
 
 
 def read_executor(arguments: CommandLine, *, shares_workers: bool = False) -> Executor | None:
-    """The executor that is chosen, None for the local one; `shares_workers`: whether that has workers too."""
+    """The chosen executor, None for the local one; `shares_workers`: `--workers` is also for the local one."""
     from themis.campaign.setup import EXECUTORS, choose_executor
 
     if choose_executor(arguments.executor) is not None:

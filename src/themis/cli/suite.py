@@ -28,13 +28,13 @@ from themis.report.table import table_console
 from themis.report.tracking import Tracker, choose_trackers, close_trackers
 from themis.runs.source import OPTIONS, Origin
 from themis.settings import Settings
-from themis.suites.options import MEMBER_DEFAULTS, OF_THE_SUITE, SuiteOptions, read_options
+from themis.suites.options import MEMBER_DEFAULTS, UNSUPPORTED_OPTIONS, SuiteOptions, read_options
 from themis.text import counted, print_text
 
 if TYPE_CHECKING:
     from themis.suites.api import SuiteListener
 
-NOT_OF_A_SUITE = {*OF_THE_SUITE, "max_tests", "max_seconds", "preset", "decide"}
+NOT_SUITE_OPTIONS = {*UNSUPPORTED_OPTIONS, "max_tests", "max_seconds", "preset", "decide"}
 
 
 def add_arguments(parser: Parser) -> None:
@@ -48,7 +48,7 @@ def add_arguments(parser: Parser) -> None:
     add_fields(suite, SuiteOptions)
     suite.add_argument("--print-suite", action="store_true", help="print the suite as YAML to edit, and exit")
     campaign = parser.add_argument_group("campaigns")
-    of_members = {field.name for field in fields(Settings)} - NOT_OF_A_SUITE
+    of_members = {field.name for field in fields(Settings)} - NOT_SUITE_OPTIONS
     add_fields(campaign, Settings, only=of_members, defaults=MEMBER_DEFAULTS)
     add_executor(parser)
     gate.add_gates(parser)
@@ -66,7 +66,7 @@ def execute(arguments: CommandLine) -> int:
 
     options = fields_of(SuiteOptions, arguments.given)
     options |= {
-        name: value for name, value in fields_of(Settings, arguments.given).items() if name not in NOT_OF_A_SUITE
+        name: value for name, value in fields_of(Settings, arguments.given).items() if name not in NOT_SUITE_OPTIONS
     }
     suite_options, settings = read_options(options)
     gates, executor = gate.read_gates(arguments), read_executor(arguments)
@@ -121,13 +121,13 @@ def _source(arguments: CommandLine) -> Any:
         return arguments.perturb
     name = str(arguments.suite)
     reader, colon, path = name.partition(":")
-    if colon:  # it is graded on what is there
+    if colon:  # published files, on which the model is graded
         return f"{reader}:{Path(path).absolute()}"
     return str(Path(name).absolute()) if name.endswith((".yaml", ".yml")) else name
 
 
 def _describe_suite(source: Any, arguments: CommandLine) -> dict[str, Any]:
-    """The suite for the data, or for pictures of 224 pixels if no data is named, without what is as by default."""
+    """The suite for the data, or for pictures of 224 pixels if no data is named, without default values."""
     from themis.data.seeds import read_seeds
     from themis.suites.definition import choose_suite
 
@@ -150,7 +150,7 @@ def suite_progress(arguments: CommandLine) -> Iterator[SuiteListener]:
         trackers: Sequence[Tracker] = ()
 
         def callbacks_of(self, folder: Path) -> Sequence[Tracker]:
-            # Event files of TensorBoard need a folder of their own.
+            # TensorBoard needs a separate folder for the event files of each run.
             names = [f"{n}/{folder.name}" if n.startswith("tensorboard:") else n for n in arguments.track or ()]
             self.trackers = choose_trackers(names, str(folder))
             return self.trackers

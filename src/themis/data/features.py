@@ -1,4 +1,4 @@
-"""Features: what the columns of a table may hold, and how they may change."""
+"""Features: the valid values of a table's columns, and how they may change."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from themis.reading import MAX_FEATURES, read_regular
 Kind = Literal["binary", "integer", "number", "category"]
 Change = Literal["any", "raise", "lower", "fixed"]
 FEATURE_KINDS, FEATURE_CHANGES = get_args(Kind), get_args(Change)
-HEADER = ("name", "kind", "low", "high", "change")
+FEATURE_COLUMNS = ("name", "kind", "low", "high", "change")
 VALUE_TOLERANCE = 1e-6
-"""How far an input may be from the place of a valid value on its axis."""
+"""Largest distance of an input from the place of a valid value on its axis."""
 
 
 class Axes(Protocol):
@@ -53,17 +53,17 @@ class FeatureLimits(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """What each column of a table may hold and how it may change.
+    """The valid values of each column of a table, and how they may change.
 
     Args:
         names: Names of the columns.
-        kind: `binary` (0 or 1), `integer` (a whole number), `number` (any number) or `category` (a whole number that
-            stands for a name, without an order), for each column.
+        kind: For each column, `binary` (0 or 1), `integer` (a whole number), `number` (any number) or `category` (a
+            whole number that stands for a name, without an order).
         low: Lowest valid value of each column, `[features]`.
         high: Highest valid value of each column, `[features]`.
-        change: `any`, `raise` or `lower` (never in the other direction) or `fixed`, for each column.
-        axes: How raw values map to inputs, if they are not used directly; kind and range are those of the raw values.
-        coding: How rows become those of a DataFrame, if it has names, missing values or booleans.
+        change: For each column, `any`, `raise` or `lower` (never in the other direction) or `fixed`.
+        axes: How raw values map to inputs, if they are not used directly; kind and range refer to raw values.
+        coding: How to convert rows to those of a DataFrame, if it has names, missing values or booleans.
     """
 
     names: tuple[str, ...]
@@ -106,10 +106,10 @@ class Features:
 
     @staticmethod
     def of(inputs: Any, names: Sequence[str] | None = None) -> Features:
-        """Features inferred from rows `[rows, features]`: 0 and 1 are binary, whole numbers integer, others numbers.
+        """Infer features from rows `[rows, features]`: 0 and 1 are binary, whole numbers integer, others numbers.
 
-        The range is that of the rows, 0..1 for binary features. All may change, except for columns with a single value,
-        which are fixed. Those of a DataFrame follow the types of its columns.
+        The range is that of the rows, or 0..1 for binary features. Columns with a single value are fixed, all others
+        may change. The features of a DataFrame follow the types of its columns.
         """
         if is_frame(inputs):
             return read_frame(inputs)[2]
@@ -146,11 +146,11 @@ class Features:
         high: float | None = None,
         change: Change | None = None,
     ) -> Features:
-        """The same features with changes to those that are called `name` or match it as a glob pattern."""
+        """The same features, with changes to those with this name or matching it as a glob pattern."""
         return self.with_rules([(name, {"kind": kind, "low": low, "high": high, "change": change})])
 
     def with_rules(self, rules: Iterable[tuple[str, dict[str, Any]]]) -> Features:
-        """The same features with rules `(name or glob, values by column)` applied in order; None is no value.
+        """The same features, with rules `(name or glob, values by column)` applied in order; None keeps a value.
 
         Ranges are checked at the end.
         """
@@ -160,7 +160,7 @@ class Features:
             for k in self.find(pattern):
                 if given.get("kind") == "binary":
                     lows[k], highs[k] = 0.0, 1.0
-                elif "kind" in given and kinds[k] == "binary":  # an earlier rule made it so
+                elif "kind" in given and kinds[k] == "binary":  # by an earlier rule
                     lows[k], highs[k] = float(self.low[k]), float(self.high[k])
                 kinds[k], changes[k] = given.get("kind", kinds[k]), given.get("change", changes[k])
                 lows[k], highs[k] = given.get("low", lows[k]), given.get("high", highs[k])
@@ -168,7 +168,7 @@ class Features:
         return replace(self, kind=tuple(kinds), low=low, high=high, change=tuple(changes))
 
     def find(self, pattern: str) -> list[int]:
-        """The columns that are called `pattern` or, if none is, that match it as a glob pattern."""
+        """The columns named `pattern` or, if there is none, those that match it as a glob pattern."""
         columns = [k for k, name in enumerate(self.names) if name == pattern]
         columns = columns or [k for k, name in enumerate(self.names) if fnmatchcase(name, pattern)]
         if not columns:
@@ -184,11 +184,11 @@ class Features:
         return hashlib.sha256(words.encode() + ranges + coding).hexdigest()
 
     def place(self, raw: Tensor) -> Tensor:
-        """The inputs at which raw values `[..., features]` lie."""
+        """Convert raw values `[..., features]` to inputs."""
         return raw if self.axes is None else self.axes.place(raw)
 
     def value(self, places: Tensor) -> Tensor:
-        """The raw values that lie at places in the inputs."""
+        """Convert inputs to raw values."""
         return places if self.axes is None else self.axes.value(places)
 
     def limits(self, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> FeatureLimits:
@@ -209,7 +209,7 @@ class Features:
         )
 
     def check(self, inputs: Tensor | Rows, seed_id: Tensor) -> None:
-        """Raise an error if a row is not valid; on axes, up to rounding."""
+        """Raise an error if a row is not valid, up to rounding if there are axes."""
         if tuple(inputs.shape[1:]) != (len(self),):
             raise DataError(
                 f"features must describe every column of the table, which has the shape {list(inputs.shape[1:])}, got "
@@ -249,7 +249,7 @@ class Features:
 
 
 def read_features(path: str | Path, known: Features) -> Features:
-    """Features from a CSV table `name,kind,low,high,change`; missing or empty values are those of `known`.
+    """Features from a CSV table `name,kind,low,high,change`; missing or empty values are taken from `known`.
 
     A name may be a glob pattern such as `perm_*`; later lines override earlier ones.
     """
@@ -258,10 +258,10 @@ def read_features(path: str | Path, known: Features) -> Features:
         content = read_regular(path, MAX_FEATURES).decode("utf-8-sig")
         lines = csv.reader(io.StringIO(content, newline=""), strict=True)
         header = [column.strip() for column in next(lines, [])]
-        if "name" not in header or len(set(header)) < len(header) or not set(header) <= set(HEADER):
+        if "name" not in header or len(set(header)) < len(header) or not set(header) <= set(FEATURE_COLUMNS):
             raise DataError(
-                f"{path} must have a column 'name', and no others than {', '.join(HEADER[1:])}, each once, got "
-                f"{header}: fix its first line"
+                f"{path} must have a column 'name', and no others than {', '.join(FEATURE_COLUMNS[1:])}, each once, "
+                f"got {header}: fix its first line"
             )
         rules = [_rule_of(cells, header, f"{path}, line {lines.line_num}") for cells in lines if any(cells)]
     try:
@@ -283,21 +283,21 @@ def _rule_of(cells: list[str], header: list[str], where: str) -> tuple[str, dict
 
 FRAME_LIBRARIES = ("pandas", "polars")
 LABEL_NAMES = ("label", "y", "class", "target")
-"""Columns that are labels unless the user names another one, in capital or small letters."""
-BOOLEANS = ("bool", "boolean", "Boolean")
-LISTING = ("category", "Categorical", "Enum")
-"""Types of columns of categories, in pandas and polars."""
+"""Columns that hold labels unless the user names another one, in upper or lower case."""
+BOOLEAN_TYPES = ("bool", "boolean", "Boolean")
+CATEGORY_TYPES = ("category", "Categorical", "Enum")
+"""Types of categorical columns in pandas and polars."""
 MAX_CATEGORIES = 1000
-"""Distinct names that a column may have; text has more."""
+"""Most distinct names in a column; a column of text has more."""
 
 
 def is_frame(data: Any) -> bool:
-    """Whether an object is a DataFrame of pandas or polars; neither library is imported to tell."""
+    """Whether an object is a DataFrame of pandas or polars, without importing either library."""
     return _library(data) in FRAME_LIBRARIES and type(data).__name__ in ("DataFrame", "LazyFrame")
 
 
 def are_names(labels: Any) -> bool:
-    """Whether labels may be names: a list of them, a column of a DataFrame, or an array of text or objects."""
+    """Whether labels may be names: a list of texts, a column of a DataFrame, or an array of text or objects."""
     if isinstance(labels, list | tuple):
         return len(labels) > 0 and isinstance(labels[0], str)
     is_column = _library(labels) in FRAME_LIBRARIES and type(labels).__name__ in ("Series", "Index")
@@ -305,26 +305,26 @@ def are_names(labels: Any) -> bool:
 
 
 class CodedColumn(NamedTuple):
-    """A column of a DataFrame, and how the inputs code it."""
+    """A column of a DataFrame, and how the inputs encode it."""
 
     name: str
     type: str
     values: tuple[Any, ...] | None = None
-    """The values that the codes of a category stand for; None is a missing one."""
+    """The value of each code of a category; None for a missing value."""
     categories: tuple[Any, ...] | None = None
-    """All values that the type of the column allows, if it lists them."""
+    """All values that the type of the column lists, if it does."""
     is_ordered: bool = False
     missing: int | None = None
-    """The feature that is 1 where a number is missing."""
+    """The index of the feature that is 1 where a number is missing."""
     has_none: bool = False
     """Whether a missing value is None rather than NaN."""
 
 
 @dataclass(frozen=True)
 class Coding:
-    """How inputs `[rows, features]` become rows of the user's DataFrame, which has names, missing values or booleans.
+    """Converts inputs `[rows, features]` to rows of the user's DataFrame, with names, missing values and booleans.
 
-    A category is the number of its value. A number that may be missing has a binary feature of its own.
+    A category is encoded as a number. A number that may be missing has an additional binary feature.
     """
 
     library: str
@@ -332,12 +332,12 @@ class Coding:
 
     @property
     def odd_column(self) -> CodedColumn | None:
-        """The first column that is not of numbers alone."""
+        """The first column that does not consist of numbers only."""
         odd = (column for column in self.columns if column.values is not None or column.missing is not None)
         return next(odd, None)
 
     def frame(self, inputs: Numbers) -> Any:
-        """Rows as a DataFrame."""
+        """Convert inputs to a DataFrame."""
         library: Any = importlib.import_module(self.library)
         series = _pandas_series if self.library == "pandas" else _polars_series
         return library.DataFrame(
@@ -345,7 +345,7 @@ class Coding:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """What a run records."""
+        """The coding as a run records it."""
         return {"library": self.library, "columns": [column._asdict() for column in self.columns]}
 
     @staticmethod
@@ -359,11 +359,11 @@ class Coding:
 
 
 def read_frame(frame: Any, label: str | None = None) -> tuple[Numbers, Any, Features]:
-    """The features `[rows, features]` of a DataFrame, the values of its label column or None, and their description.
+    """The values `[rows, features]` of a DataFrame, those of its label column or None, and the features.
 
     label: the column of labels, by default `label`, `y`, `class` or `target`; "" for none. The range of a feature is
-    that of its column; boolean columns are binary, integer columns are integers, floating-point columns are numbers,
-    and others are categories. Missing numbers are the median, and a binary feature tells that they are missing.
+    that of its column; boolean columns are binary, integer columns integers, floating-point columns numbers, and others
+    categories. Missing numbers are replaced by the median, and a binary feature marks them.
     """
     if type(frame).__name__ == "LazyFrame":
         raise DataError("the data must be a DataFrame, got a LazyFrame: call collect() first")
@@ -393,13 +393,13 @@ def read_frame(frame: Any, label: str | None = None) -> tuple[Numbers, Any, Feat
             rules.append((column.name, {"kind": "category", "low": 0, "high": len(column.values) - 1}))
         elif kind == "integer" and array.dtype.kind == "f" and "nt" not in column.type:
             rules.append((column.name, {"kind": "number"}))
-    is_coded = any(known.values is not None or known.missing is not None or known.type in BOOLEANS for known in read)
+    is_coded = any(each.values is not None or each.missing is not None or each.type in BOOLEAN_TYPES for each in read)
     coding = Coding(_library(frame), tuple(read)) if is_coded else None
     return values, labels, replace(features.with_rules(rules), coding=coding)
 
 
 def find_label(names: Sequence[str], label: str | None, subject: str, remedy: str) -> str | None:
-    """The column of labels: the one that is named, none for "", or by default the one with a usual name."""
+    """The column of labels: `label`, none for "", or by default the one with a name in `LABEL_NAMES`."""
     if label is not None:
         if label and label not in names:
             raise UsageError(f"the label column {label!r} must be in {subject}: {nearest(label, names)}")
@@ -411,8 +411,8 @@ def find_label(names: Sequence[str], label: str | None, subject: str, remedy: st
 
 
 def number_labels(labels: Any) -> tuple[Numbers, list[str] | None]:
-    """Labels as numbers, and the names of the classes if they are names, which are numbered in sorted order."""
-    array = np.asarray(labels, object if isinstance(labels, list | tuple) else None)  # else 3 may become a name
+    """Labels as numbers; if they are names, they are numbered in sorted order, and the names are returned too."""
+    array = np.asarray(labels, object if isinstance(labels, list | tuple) else None)  # so that 3 does not become "3"
     if array.dtype.kind in "biuf":
         return array.astype(np.int64) if array.dtype.kind == "b" else array, None
     values = array.tolist()
@@ -431,7 +431,7 @@ def _library(data: Any) -> str:
 
 
 def _read_column(series: Any, name: str) -> tuple[Numbers, CodedColumn, Numbers | None]:
-    """The numbers or codes of a column, what they stand for, and which numbers are missing, or None if none is."""
+    """The numbers or codes of a column, its description, and which numbers are missing, or None if none is."""
     kind = _kind(series.dtype)
     if kind is None:
         raise DataError(f"column {name!r} must be numbers, booleans or names, got {series.dtype}: encode or drop it")
@@ -444,7 +444,7 @@ def _read_column(series: Any, name: str) -> tuple[Numbers, CodedColumn, Numbers 
         is_numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in present)
         if kind == "O":
             column = column._replace(has_none=any(value is None for value in objects))
-            if column.type in LISTING or not is_numeric or not present:
+            if column.type in CATEGORY_TYPES or not is_numeric or not present:
                 return *_categories(series, column, present, is_missing), None
         array = np.zeros(len(objects))
         array[~is_missing] = [float(value) for value in present]
@@ -457,22 +457,22 @@ def _read_column(series: Any, name: str) -> tuple[Numbers, CodedColumn, Numbers 
 
 
 def _kind(dtype: Any) -> str | None:
-    """`b`, `i`, `u` or `f` for numbers, `O` for what may be names, and None for other types, such as times."""
+    """`b`, `i`, `u` or `f` for numbers, `O` for types that may hold names, and None for others, such as times."""
     name = str(dtype).partition("(")[0]
     if not hasattr(dtype, "is_numeric"):  # of pandas
-        kind = "O" if name in LISTING else getattr(dtype, "kind", "O")
+        kind = "O" if name in CATEGORY_TYPES else getattr(dtype, "kind", "O")
         return kind if kind in "biufO" else None
-    if name in BOOLEANS:
+    if name in BOOLEAN_TYPES:
         return "b"
     if dtype.is_float() or dtype.is_decimal():
         return "f"
-    return "i" if dtype.is_integer() else "O" if name in ("String", *LISTING) else None
+    return "i" if dtype.is_integer() else "O" if name in ("String", *CATEGORY_TYPES) else None
 
 
 def _categories(
     series: Any, column: CodedColumn, present: list[Any], is_missing: Numbers
 ) -> tuple[Numbers, CodedColumn]:
-    """The codes of a column of names, in sorted order or that of its type, and what they stand for."""
+    """The codes of a column of names, numbered in sorted order or that of the column's type, and its description."""
     wrong = next((value for value in present if not isinstance(value, str | bool | int | float)), None)
     if wrong is not None:
         raise DataError(
@@ -504,7 +504,7 @@ def _column_values(column: CodedColumn, inputs: Numbers, k: int) -> list[Any]:
         places = np.rint(inputs[:, k]).clip(0, len(column.values) - 1).astype(np.int64)
         return [column.values[place] for place in places]
     numbers = inputs[:, k].astype(np.float64)
-    is_whole = "int" in column.type.lower() or column.type in BOOLEANS
+    is_whole = "int" in column.type.lower() or column.type in BOOLEAN_TYPES
     values: list[Any] = (np.rint(numbers).astype(np.int64) if is_whole else numbers).tolist()
     if column.missing is None:
         return values

@@ -1,4 +1,4 @@
-"""Opening data files: one that is damaged, hostile or too large is refused with a one-line message."""
+"""Reading data files, and refusing damaged, hostile or too large files with a one-line message."""
 
 import io
 import math
@@ -20,13 +20,13 @@ from themis.progress import advance
 Numbers = NDArray[Any]
 READ_BYTES = 1 << 20
 """Bytes that are read at a time."""
-MAX_HEADER = 1 << 16
-"""Bytes of the header of an array at most."""
+MAX_HEADER_BYTES = 1 << 16
+"""Largest size of an array's header."""
 
 
 def existing_file(path: Path) -> Path:
-    """The absolute path of an existing file: it may be read after the working directory has changed."""
-    if not os.path.isfile(path):  # unlike Path.is_file, raises no error for invalid names
+    """The absolute path of an existing file, which stays valid if the working directory changes."""
+    if not os.path.isfile(path):  # unlike Path.is_file, does not raise for invalid names
         raise DataError(f"the data file must exist, but {str(path)[:200]} is not a regular file: check the path")
     return path.absolute()
 
@@ -36,7 +36,7 @@ def data_errors(path: Path | str, form: str) -> Iterator[None]:
     """Turn any error that a library raises on a damaged file into a one-line `DataError` that names the file."""
     try:
         yield
-    except (ThemisError, NameError, AssertionError):  # the last two are bugs of ours
+    except (ThemisError, NameError, AssertionError):  # the last two are bugs in Themis
         raise
     except Exception as error:  # on damaged files decoders raise anything, even SyntaxError
         text = str(getattr(error, "strerror", None) or error)
@@ -45,9 +45,9 @@ def data_errors(path: Path | str, form: str) -> Iterator[None]:
 
 
 def read_exactly(file: io.BufferedIOBase, n_bytes: int, path: Path) -> NDArray[np.uint8]:
-    """Read `n_bytes` in steps, so that memory grows with what the file holds, not with what its header declares."""
+    """Read `n_bytes` in steps, so that memory grows with the actual content, not with the size in the header."""
     check_memory(n_bytes, str(path))
-    content, n_read = np.empty(n_bytes, np.uint8), 0  # the system gives memory only where something is written
+    content, n_read = np.empty(n_bytes, np.uint8), 0  # takes physical memory only where it is written
     while n_read < n_bytes:
         n_new = file.readinto(content[n_read : n_read + READ_BYTES].data)
         if not n_new:
@@ -58,7 +58,7 @@ def read_exactly(file: io.BufferedIOBase, n_bytes: int, path: Path) -> NDArray[n
 
 
 def read_npy(path: Path) -> Numbers:
-    """The array in a .npy file, mapped into memory. Arrays of objects are refused: they would have to be unpickled."""
+    """The array in a .npy file, memory-mapped; refuses arrays of objects, which would have to be unpickled."""
     with data_errors(path, "a NumPy array of numbers"):
         with existing_file(path).open("rb") as file:
             shape, order, dtype, offset = _npy_header(file, path.stat().st_size, str(path))
@@ -68,9 +68,9 @@ def read_npy(path: Path) -> Numbers:
 
 
 def read_npz(path: Path, names: tuple[str, ...]) -> dict[str, Numbers]:
-    """The arrays of an archive with these names; those that are not compressed are mapped into memory.
+    """The arrays of an archive with these names, memory-mapped unless they are compressed.
 
-    The sizes that an archive declares are checked before anything is unpacked.
+    The declared sizes are checked before anything is unpacked.
     """
     with data_errors(path, "a NumPy archive of numbers"), zipfile.ZipFile(existing_file(path)) as archive:
         members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
@@ -105,9 +105,9 @@ def _npy_header(
 ) -> tuple[tuple[int, ...], Literal["C", "F"], np.dtype[Any], int]:
     """Shape, order, type and offset of the numbers in a file of `n_bytes`.
 
-    At most `MAX_HEADER` bytes are read, whatever is declared.
+    At most `MAX_HEADER_BYTES` are read, whatever the file declares.
     """
-    head = io.BytesIO(file.read(MAX_HEADER))
+    head = io.BytesIO(file.read(MAX_HEADER_BYTES))
     version = np.lib.format.read_magic(head)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, is_fortran, dtype = read(head)
@@ -123,7 +123,7 @@ def _npy_header(
 
 
 def parse_whole(value: int | str | None, name: str, most: int, example: int) -> int | None:
-    """The whole number that an option gives."""
+    """The whole number given by an option."""
     if value is None:
         return None
     number = int(value) if str(value).isdecimal() else 0
@@ -135,9 +135,9 @@ def parse_whole(value: int | str | None, name: str, most: int, example: int) -> 
 def labelled_files(
     folder: Path, suffixes: tuple[str, ...], noun: str
 ) -> tuple[list[Path], list[int] | None, list[str] | None]:
-    """The files with one of the suffixes, and their labels and the names of the classes if they are in class folders.
+    """The files with these suffixes and, if they are in class folders, their labels and the names of the classes.
 
-    Classes are numbered in the order of the folders' names. `noun` names the files in messages.
+    Classes are numbered in the order of the folders' names. noun: what messages call the files.
     """
     if not os.path.isdir(folder):
         raise DataError(f"the folder of {noun} must exist, but {folder} does not: check the path")
@@ -158,18 +158,18 @@ def labelled_files(
 
 
 FALLBACK_BYTES = 8 << 30
-"""Assumed to be available if the system does not tell."""
+"""Assumed available memory if the system does not report it."""
 
 
 CONTAINER_FILES = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file "),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file "),
 )
-"""The limit of a container, what it uses, and in a list what of that is a cache that can be dropped."""
+"""Files with a container's memory limit, its usage and its statistics, and the entry for droppable cache in these."""
 
 
 def available_bytes() -> int:
-    """Available memory: the least of what the machine, the container and the process may still take."""
+    """Available memory: the minimum over the machine, the container and the limit of the process."""
     limits, folder = [_machine()], Path("/sys/fs/cgroup")
     for most, usage, details, cache in CONTAINER_FILES:
         with suppress(OSError, ValueError, IndexError):  # no container, or "max"
@@ -185,12 +185,12 @@ def available_bytes() -> int:
 
 
 def check_memory(n_bytes: int, subject: str) -> None:
-    """Raise an error if `subject` declares to need more than half of the available memory."""
+    """Raise an error if `subject` needs more than half of the available memory."""
     _check(n_bytes, available_bytes(), subject, "available memory")
 
 
 def check_disk(n_bytes: int, subject: str) -> None:
-    """Raise an error if `subject` declares to need more than half of the free disk space for temporary files."""
+    """Raise an error if `subject` needs more than half of the free disk space for temporary files."""
     _check(n_bytes, shutil.disk_usage(tempfile.gettempdir()).free, subject, "free disk space")
 
 

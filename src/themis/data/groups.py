@@ -15,22 +15,22 @@ from themis.errors import DataError
 from themis.progress import advance, step
 from themis.reading import read_regular
 
-MAX_GROUPS = 64 << 20
-"""Bytes of a file with the group of each seed."""
+MAX_GROUPS_BYTES = 64 << 20
+"""Largest size of a file with the group of each seed."""
 Ints = NDArray[np.int64]
 
 
 def read_groups(split_by: str, seeds: Seeds) -> Ints:
-    """The number of the group that each seed belongs to, `[seeds]`.
+    """The number of each seed's group, `[seeds]`.
 
-    split_by: how many consecutive inputs of the data stay together, or a text file with the group of each on a line.
+    split_by: how many consecutive inputs form a group, or a text file with the group of one input per line.
     """
     index = seeds.seed_id.numpy()
     if split_by.isdecimal():
         stretches: Ints = index // int(split_by)
         return stretches
     try:
-        names = read_regular(split_by, MAX_GROUPS).decode("utf-8-sig").splitlines()
+        names = read_regular(split_by, MAX_GROUPS_BYTES).decode("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
         raise DataError(
@@ -43,13 +43,13 @@ def read_groups(split_by: str, seeds: Seeds) -> Ints:
             f"{split_by} must name the group of every seed, one per line in the order of the data, without a heading, "
             f"but it has {len(names):,} lines, {names.count(''):,} of them empty, for {n_needed:,} seeds: correct it"
         )
-    number = {name: k for k, name in enumerate(sorted(set(names)))}  # an array of texts is as wide as the longest
+    number = {name: k for k, name in enumerate(sorted(set(names)))}  # np.unique would pad all names to the longest
     numbers: Ints = np.array([number[name] for name in names], np.int64)[index]
     return numbers
 
 
 def join_copies(group: Ints, hashes: Hashes) -> Ints:
-    """Groups `[seeds]` such that all copies of an input are in the same one: groups that share an input become one."""
+    """Merge groups `[seeds]` that share copies of an input."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -66,7 +66,7 @@ Hashes = NDArray[np.uint64]
 
 
 def seed_hashes(seeds: Seeds) -> Hashes:
-    """A hash of each seed's input `[seeds]`; labels and seed ids do not count."""
+    """A hash of each seed's input `[seeds]`, without its label and id."""
     return input_hashes(seeds.inputs)
 
 
@@ -86,7 +86,7 @@ def input_hashes(inputs: Tensor | Rows) -> Hashes:
 
 
 def _contents(block: NDArray[np.float32]) -> Iterator[bytes]:
-    """The bytes to hash for each row: those of the pixels if it is an 8-bit picture, otherwise those of the floats."""
+    """The bytes to hash for each row: 8-bit pixels if it is such a picture, otherwise floats."""
     scaled = block * np.float32(255)
     is_unit = ((block >= 0) & (block <= 1) & (np.abs(scaled - np.rint(scaled)) < 1e-3)).all(1)
     is_raw = ((block >= 0) & (block <= 255) & (block == np.rint(block))).all(1) & ~is_unit

@@ -1,4 +1,4 @@
-"""What a user's data is made of: inputs, or several inputs per example, with labels; and the items of a data set."""
+"""The parts of a user's data: one or several inputs per example, labels, and the items of a data set."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from themis.errors import NO_TEXT, DataError, UsageError
 Key = str | int
 """The name of an input, or its position."""
 LABEL_ENTRIES = (*LABEL_NAMES, "labels", "targets")
-"""Entries of a dict that hold the labels, in capital or small letters."""
+"""Keys of a dict that hold the labels, in upper or lower case."""
 
 
 @dataclass(frozen=True)
 class OtherInputs:
-    """The inputs of each example beside the perturbed one, `[seeds, ...]` each; they are passed on as they are."""
+    """The inputs of each example besides the perturbed one, `[seeds, ...]` each, which are passed on unchanged."""
 
     keys: tuple[Key, ...]
-    """All inputs in the order of the data, the perturbed one included."""
+    """All inputs in the order of the data, including the perturbed one."""
     perturbed: Key
     tensors: dict[Key, Tensor]
 
     def part(self, rows: Any) -> OtherInputs:
-        """Those of some of the seeds."""
+        """The inputs of some of the seeds."""
         return OtherInputs(self.keys, self.perturbed, {key: tensor[rows] for key, tensor in self.tensors.items()})
 
     def to(self, device: torch.device) -> OtherInputs:
-        """The same, on a device."""
+        """The inputs on a device."""
         return OtherInputs(self.keys, self.perturbed, {key: tensor.to(device) for key, tensor in self.tensors.items()})
 
     def describe(self) -> str:
@@ -45,7 +45,7 @@ class OtherInputs:
         return f"input {self.perturbed!r} is perturbed, and {others} passed on unchanged"
 
     def find(self, key: Key) -> Key:
-        """The input that a user names; a position may be written as text."""
+        """The key of the input that a user names; a position may be written as text."""
         found = int(key) if isinstance(key, str) and key.isdecimal() and int(key) in self.keys else key
         if found not in self.keys:
             listed = ", ".join(map(repr, self.keys))
@@ -54,7 +54,7 @@ class OtherInputs:
 
 
 def entries_of(inputs: Any) -> dict[Key, Any]:
-    """The entries of a dict or a tuple of several arrays, by name or position; none for anything else."""
+    """The entries of a dict or a tuple of several arrays, by name or position; empty for anything else."""
     entries = dict(enumerate(inputs)) if isinstance(inputs, tuple | list) else inputs
     if not isinstance(entries, Mapping) or len(entries) < 2:
         return {}
@@ -63,7 +63,7 @@ def entries_of(inputs: Any) -> dict[Key, Any]:
 
 
 def separate(entries: dict[Key, Any]) -> tuple[Any, OtherInputs]:
-    """The input to perturb, by default the first of floating-point numbers, and the others."""
+    """The input to perturb, which is the first one that can be perturbed, and the others."""
     perturbed = next(key for key, value in entries.items() if is_perturbable(value))
     lengths = {key: len(value) for key, value in entries.items()}
     if len(set(lengths.values())) > 1:
@@ -73,17 +73,17 @@ def separate(entries: dict[Key, Any]) -> tuple[Any, OtherInputs]:
 
 
 def is_perturbable(values: Any) -> bool:
-    """Whether an input has floating-point numbers, of which each example has several."""
+    """Whether an input has several floating-point numbers per example."""
     kind = values.is_floating_point() if isinstance(values, Tensor) else values.dtype.kind == "f"
     return bool(kind) and values.ndim > 1
 
 
-REPEATED_ITEMS = 3
+N_REPEATED_ITEMS = 3
 """Items of a data set that are read twice."""
 
 
 def dataset_of(data: Any) -> Any:
-    """The data set of a loader: a loader may shuffle, in its data set every seed has a fixed index."""
+    """The data set of a loader, in which every seed has a fixed index even if the loader shuffles."""
     if not isinstance(data, DataLoader):
         return data
     if data.batch_sampler is not None and not isinstance(data.sampler, SequentialSampler | RandomSampler):
@@ -95,20 +95,20 @@ def dataset_of(data: Any) -> Any:
 
 
 def classes_of(dataset: Any) -> list[str] | None:
-    """The class names of a data set that has them, as those of torchvision do; a subset has those of the full set."""
-    if getattr(dataset, "target_transform", None) is not None:  # the numbers are no longer those of the names
+    """The class names of a data set such as one of torchvision, or of a subset of one; None if it has none."""
+    if getattr(dataset, "target_transform", None) is not None:  # may have changed the class numbers
         return None
     names = getattr(dataset, "classes", None)
     if names is None and hasattr(dataset, "dataset"):
         return classes_of(dataset.dataset)
     if not isinstance(names, list | tuple):
         return None
-    firsts = [name[0] if isinstance(name, tuple) and name else name for name in names]  # the first of several synonyms
+    firsts = [name[0] if isinstance(name, tuple) and name else name for name in names]  # the first synonym
     return firsts if all(isinstance(name, str) for name in firsts) else None
 
 
 class Items:
-    """The items of a user's data set: reading the input of an item stores its label."""
+    """The items of a user's data set; reading the input of an item stores its label."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -161,8 +161,8 @@ class Items:
 
 
 def check_repeats(items: Items, indices: Sequence[int]) -> None:
-    """Refuse a data set that gives another input each time, such as one with random augmentation."""
-    for k in indices[:REPEATED_ITEMS]:
+    """Refuse a data set whose inputs differ between two reads, such as one with random augmentation."""
+    for k in indices[:N_REPEATED_ITEMS]:
         first, second = (np.array(as_array(items.read(k))) for _ in range(2))
         if first.shape != second.shape or not np.array_equal(first, second, equal_nan=first.dtype.kind == "f"):
             raise DataError(
@@ -172,7 +172,7 @@ def check_repeats(items: Items, indices: Sequence[int]) -> None:
 
 
 def refuse_text(inputs: Any) -> None:
-    """Refuse text at once: strings, arrays and lists of them, and what a tokeniser returns."""
+    """Refuse text: strings, arrays and lists of strings, and the output of a tokeniser."""
     first = inputs[0] if isinstance(inputs, list | tuple) and len(inputs) else inputs
     kind = None
     if isinstance(first, str):
@@ -186,9 +186,9 @@ def refuse_text(inputs: Any) -> None:
 
 
 def parts_of(item: Any) -> tuple[Any, ...]:
-    """An item of a data set, or data, as `(input, label)` or `(input,)`, if it is a dict or contains one.
+    """Split an item of a data set, or data, into `(input, label)` or `(input,)`, if it is a dict or contains one.
 
-    The entries of a dict are known by their names: one may be the label, and a single other one is the input itself.
+    One entry of a dict may be the label, which is known by its name; a single other entry is the input itself.
     """
     parts = tuple(item) if isinstance(item, tuple | list) else (item,)
     if isinstance(item, Mapping):
@@ -201,9 +201,9 @@ def parts_of(item: Any) -> tuple[Any, ...]:
 
 
 def read_several_items(dataset: Any, sample: int) -> tuple[dict[Key, Any], list[Any] | None] | None:
-    """The inputs by name or position and the labels of a data set whose items have several inputs; None for others.
+    """The inputs by name or position and the labels of a data set whose items have several inputs; otherwise None.
 
-    The item `sample` tells which; then all are read at once.
+    The item `sample` decides whether they do; if so, all items are read.
     """
     try:
         first = dataset[sample]
@@ -225,7 +225,7 @@ def read_several_items(dataset: Any, sample: int) -> tuple[dict[Key, Any], list[
 
 
 def label_tensor(labels: Tensor) -> Tensor:
-    """Whole numbers as int64, others as float32; a column `[seeds, 1]` as `[seeds]`."""
+    """Convert labels to int64 or float32, and a column `[seeds, 1]` to `[seeds]`."""
     labels = labels.squeeze(1) if labels.ndim == 2 and labels.shape[1] == 1 else labels
     return labels.float() if labels.is_floating_point() else labels.long()
 
@@ -235,7 +235,7 @@ NO_CLASS = -1.0
 
 
 def pad_boxes(objects: Sequence[Any]) -> Numbers:
-    """The labels of all pictures, from the rows of each, `[objects, 5]`."""
+    """Join the boxes of each picture, `[objects, 5]`, to the labels of all pictures, padded with empty rows."""
     labels = np.zeros((len(objects), max(1, *map(len, objects)), 5), np.float32)
     labels[..., 4] = NO_CLASS
     for k, rows in enumerate(objects):

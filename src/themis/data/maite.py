@@ -1,6 +1,6 @@
-"""Data sets of MAITE, the protocols that the tools of JATIC share: pictures, targets and metadata.
+"""Data sets that follow MAITE, the protocols of the JATIC tools: pictures, targets and metadata.
 
-The protocols are structural: an object follows them by what it has, and the package `maite` is not needed to tell.
+The protocols are structural, so objects are recognised by their attributes, without the package `maite`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,24 +19,24 @@ from themis.errors import DataError
 
 @dataclass(frozen=True)
 class MaiteDatums:
-    """What the datums of a data set hold beside numbers to test on."""
+    """Further facts about the datums of a data set."""
 
     metadata: dict[str, list[Any]]
-    """By field; one value per datum, None where it has no such field."""
+    """Metadata by field, with one value per datum; None if a datum lacks the field."""
     dtype: np.dtype[Any]
     """The type of the pictures."""
     are_tensors: bool
-    """Whether the pictures are tensors of torch; else they are arrays."""
+    """Whether the pictures are tensors rather than arrays."""
 
     def pictures(self, inputs: Numbers) -> list[Any]:
-        """Inputs `[inputs, ...]` as the pictures of a batch."""
+        """Convert inputs `[inputs, ...]` to a batch of pictures of the original type."""
         values = np.rint(inputs) if self.dtype.kind in "iu" else inputs
         typed = values.astype(self.dtype) if self.dtype.kind in "iuf" else values
         return list(torch.from_numpy(typed) if self.are_tensors else typed)
 
 
 def picture_bounds(dtype: np.dtype[Any]) -> tuple[float, float]:
-    """The range of pictures of a type: that of the type itself, or 0..1."""
+    """The range of pictures: that of an integer type, or 0..1."""
     return (0.0, float(np.iinfo(dtype).max)) if dtype.kind in "iu" else (0.0, 1.0)
 
 
@@ -52,7 +52,7 @@ def is_maite_dataset(data: Any) -> bool:
 
 
 def required_dataset(data: Any, label: str) -> Any:
-    """The data set itself; refuses anything else, which `label` says where it was named."""
+    """The data set itself; refuses anything else. label: how the data was named, for the message."""
     if not is_maite_dataset(data):
         raise DataError(
             f"{label} must be a data set of MAITE, but {type(data).__name__} has no items, no length or no metadata "
@@ -68,7 +68,7 @@ def maite_classes(component: Any) -> tuple[str, ...] | None:
 
 
 class MaiteData(NamedTuple):
-    """A data set of MAITE, read."""
+    """The parts of a MAITE data set."""
 
     read: Callable[[int], Numbers]
     """Reads the picture at an index."""
@@ -79,7 +79,7 @@ class MaiteData(NamedTuple):
 
 
 def read_maite(dataset: Any) -> MaiteData:
-    """Read a data set for image classification or object detection; its pictures are read when they are needed."""
+    """Read a data set for image classification or object detection; its pictures are read when needed."""
     n = len(dataset)
     if not n:
         raise DataError("the data must hold at least one seed, got none: check the path and the split")
@@ -95,7 +95,7 @@ def read_maite(dataset: Any) -> MaiteData:
 
 
 def _describe(dataset: Any, k: int) -> tuple[Any, Mapping[str, Any]]:
-    """The target and the metadata of a datum, without its picture if the data set gives them apart."""
+    """The target and the metadata of a datum, without reading its picture if the data set allows it."""
     if hasattr(dataset, "get_target") and hasattr(dataset, "get_metadata"):
         return dataset.get_target(k), dataset.get_metadata(k)
     datum = dataset[k]
@@ -105,7 +105,7 @@ def _describe(dataset: Any, k: int) -> tuple[Any, Mapping[str, Any]]:
 
 
 def _columns(metadata: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The fields of the metadata whose values are text or numbers; the id says nothing, and classes are known."""
+    """The fields of the metadata whose values are text or numbers, except for the id and the class."""
     names = dict.fromkeys(name for each in metadata for name in each if name not in ("id", "class"))
     columns = {name: [each.get(name) for each in metadata] for name in names}
     plain = str | bool | int | float | np.generic | None
@@ -113,7 +113,7 @@ def _columns(metadata: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _classes(targets: Sequence[Any]) -> Numbers:
-    """The class of each target, a vector with a number per class."""
+    """The class of each target, which is a vector with one number per class."""
     scores = [np.asarray(as_array(target)) for target in targets]
     wrong = next((k for k, score in enumerate(scores) if score.ndim != 1 or not len(score)), None)
     if wrong is not None:

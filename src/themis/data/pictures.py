@@ -1,4 +1,4 @@
-"""Pictures: PNG, JPEG, WebP and BMP, decoded one at a time, when they are needed."""
+"""Pictures in PNG, JPEG, WebP and BMP files, which are decoded one at a time when needed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 PICTURE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 MAX_PIXELS = 1 << 26
-"""Largest picture that is decoded: 67 million pixels."""
-LONGEST_SIDE = 8192
-OTHER_SIZE = "scale them with ?size="
+"""Pixels of the largest picture that is decoded, 67 million."""
+MAX_SIDE = 8192
+SIZE_REMEDY = "scale them with ?size="
 """What to do with pictures of different sizes."""
 
 Mode = Literal["RGB", "L"]
@@ -34,14 +34,14 @@ Pixels = NDArray[np.uint8]
 def image_seeds(
     path: Path, *, size: int | str | None = None, crop: int | str | None = None, mode: str | None = None
 ) -> Seeds:
-    """A folder with one folder of pictures per class, or of pictures without labels.
+    """A folder with one folder of pictures per class, or with pictures without labels.
 
     They become `[seeds, channels, height, width]` in 0..1. Classes are numbered in the order of the folders' names.
-    size: the short side is scaled to it and the central square taken. crop: the central square of this side, taken
+    size: scale the shorter side to this size and take the central square. crop: take the central square of this side
     afterwards. mode: `rgb` or `grey` (also `gray` and `L`); by default that of the first picture.
     """
     files, labels, classes = labelled_files(path.absolute(), SUFFIXES, "pictures")
-    short, square = parse_whole(size, "size", LONGEST_SIDE, 224), parse_whole(crop, "crop", LONGEST_SIDE, 224)
+    short, square = parse_whole(size, "size", MAX_SIDE, 224), parse_whole(crop, "crop", MAX_SIDE, 224)
     return picture_seeds(files, labels, size=short, crop=square, mode=mode).with_classes(classes)
 
 
@@ -54,11 +54,11 @@ def picture_seeds(
     def read(file: Path) -> Numbers:
         return scaled(crop_picture(decode(file, file, mode=pixel_mode, size=size), file, crop), 255)
 
-    return from_files(files, read, labels, OTHER_SIZE)
+    return from_files(files, read, labels, SIZE_REMEDY)
 
 
 def decode(file: Path | IO[bytes], name: Path | str, *, mode: Mode, size: int | None = None) -> Pixels:
-    """A picture's pixels `[channels, height, width]`; one that declares too many of them is refused, not decoded."""
+    """A picture's pixels `[channels, height, width]`; refuses, before decoding, a picture that is too large."""
     with opened(file, name) as image:
         return pixels_of(image, mode, size)
 
@@ -100,11 +100,11 @@ def picture_mode(file: Path) -> Mode:
 
 @contextmanager
 def opened(file: Path | IO[bytes], name: Path | str) -> Iterator[Picture]:
-    """An open picture that is not decoded yet; any error is turned into a one-line `DataError`."""
+    """An open picture that is not decoded yet; errors become one-line `DataError`s."""
     from PIL import Image
 
     with data_errors(name, "a picture (PNG, JPEG, WebP or BMP)"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # large pictures are refused below, odd ones are read as well as possible
+        warnings.simplefilter("ignore")  # large pictures are refused below, others are read as well as possible
         with Image.open(file, formats=PICTURE_FORMATS) as image:
             width, height = image.size
             if width * height > MAX_PIXELS:
@@ -117,7 +117,7 @@ def opened(file: Path | IO[bytes], name: Path | str) -> Iterator[Picture]:
 
 
 def parse_mode(mode: str | None) -> Mode | None:
-    """The mode that an option gives; None for that of the first picture."""
+    """The mode given by an option; None for that of the first picture."""
     if mode is None:
         return None
     if mode.lower() not in MODES:

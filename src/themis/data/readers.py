@@ -14,11 +14,11 @@ from themis.errors import DataError, UsageError, nearest, warn
 from themis.plugins import Extensible
 
 LABELS_NAME = "labels"
-"""Name of the labels in an archive, if no other is given."""
+"""The default name of the labels in an archive."""
 
 
 def npz_seeds(path: Path, *, inputs: str = "inputs", labels: str | None = None) -> Seeds:
-    """A NumPy archive with the arrays `inputs` and, optionally, `labels`; `?inputs=X&labels=y` gives other names."""
+    """A NumPy archive with the arrays `inputs` and, optionally, `labels`, or with names as in `?inputs=X&labels=y`."""
     path = existing_file(path)
     name = LABELS_NAME if labels is None else labels
     arrays = read_npz(path, (inputs, name))
@@ -46,20 +46,20 @@ def npy_seeds(path: Path, *, labels: str | None = None) -> Seeds:
 
 
 def named_seeds(path: Path, inputs: Numbers, labels: Numbers | None, divisor: float = 1.0) -> Seeds:
-    """Seeds from arrays; an error names the file that they are from."""
+    """Seeds from arrays; errors name the file from which they were read."""
     try:
         return from_arrays(inputs, labels, divisor=divisor)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
 
 
-_OWN: dict[str, Callable[..., Seeds]] = {
+_BUILT_IN: dict[str, Callable[..., Seeds]] = {
     "images": image_seeds,
     "npz": npz_seeds,
     "npy": npy_seeds,
     "csv": csv_seeds,
 }
-READERS: Extensible[Callable[..., Seeds]] = Extensible("themis.readers", _OWN)
+READERS: Extensible[Callable[..., Seeds]] = Extensible("themis.readers", _BUILT_IN)
 
 
 def read_data(spec: str) -> Seeds:
@@ -87,7 +87,7 @@ def read_data(spec: str) -> Seeds:
 
 
 def _reader_of(path: Path) -> str | None:
-    """The reader that a file or a folder is probably meant for."""
+    """The reader that probably fits a file or a folder."""
     if os.path.isdir(path) and path.name:
         return "images"
     ending = path.suffix.lstrip(".").lower()

@@ -1,4 +1,4 @@
-"""Rows: inputs that are read when they are needed, so that a data set may be larger than memory."""
+"""Rows: inputs that are read when needed, so that a data set may be larger than memory."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from themis.data.files import Numbers, available_bytes
 from themis.errors import DataError
 from themis.progress import advance, step
 
-HELD_BYTES = 1 << 30
-"""Data up to this size (and up to a quarter of the available memory) is read once and then held in memory."""
+MAX_HELD_BYTES = 1 << 30
+"""Data up to this size, and up to a quarter of the available memory, is read once and held in memory."""
 CACHE_BYTES = 256 << 20
-"""For larger data, the rows read last are cached up to this size (and up to an eighth of the available memory)."""
+"""Size of the cache of rows of larger data, which also takes at most an eighth of the available memory."""
 BLOCK_BYTES = 16 << 20
-"""Size of the inputs that are processed at a time."""
+"""Size of inputs that are processed at a time."""
 
 Read = Callable[[int], Tensor | Numbers]
 """Reads the input at an index of the data: `[...]`, numbers of any type."""
@@ -28,7 +28,7 @@ Read = Callable[[int], Tensor | Numbers]
 
 def held_bytes() -> int:
     """The size up to which data is held in memory."""
-    return min(HELD_BYTES, available_bytes() // 4)
+    return min(MAX_HELD_BYTES, available_bytes() // 4)
 
 
 class Rows:
@@ -46,7 +46,7 @@ class Rows:
         device: torch.device | None = None,
         cache_bytes: int | None = None,
     ) -> None:
-        """index `[seeds]`: the index of each row in the data. shape: that of one input. cache_bytes: as CACHE_BYTES."""
+        """index `[seeds]`: the index of each row in the data. shape: of one input. cache_bytes: see CACHE_BYTES."""
         self._read, self._index, self._device = read, index, device or torch.device("cpu")
         self.shape = (len(index), *shape)
         cache_bytes = min(CACHE_BYTES, available_bytes() // 8) if cache_bytes is None else cache_bytes
@@ -64,9 +64,9 @@ class Rows:
     def __getitem__(self, rows: Any) -> Tensor:
         requested = self._index[rows.cpu() if isinstance(rows, Tensor) else rows]
         indices = requested.reshape(-1).tolist()
-        # NumPy, because torch would wake and wait for all threads for every single row.
+        # NumPy, because torch would wake all its threads and wait for them for every single row.
         inputs = np.empty((len(indices), *self.shape[1:]), np.float32)
-        first_row: dict[int, int] = {}  # a chunk often holds a seed more than once
+        first_row: dict[int, int] = {}  # a chunk often contains a seed more than once
         for row, k in enumerate(indices):
             inputs[row] = inputs[first_row[k]] if k in first_row else self._row(k)
             first_row.setdefault(k, row)
@@ -91,7 +91,7 @@ class Rows:
         return other
 
     def with_channels_first(self) -> Rows:
-        """The same rows with the last axis of each in the first place."""
+        """The same rows with the last axis moved to the front."""
         read = self._read
 
         def read_moved(k: int) -> Numbers:

@@ -1,4 +1,4 @@
-"""Seeds: the clean inputs that a campaign starts from, with their ids and labels."""
+"""Seeds: the clean inputs of a campaign, with their ids and labels."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from themis.data.rows import Read, Rows, as_array, held_bytes
 from themis.errors import DataError, UsageError
 
 LISTED_SEEDS = 5
-"""Seeds that a message lists at most."""
+"""Seeds that a message lists."""
 BYTES_PER_SEED = 64
-"""What a seed takes besides its input while seeds are listed and a sample is drawn: numbers of 8 bytes."""
+"""Memory per seed, in addition to its input, for listing seeds and drawing a sample."""
 NO_SEEDS = "the data must hold at least one seed, got none: check the path and the split"
 
 Labels = Tensor | Callable[[Tensor], Tensor]
@@ -50,8 +50,8 @@ Labels = Tensor | Callable[[Tensor], Tensor]
 class Seeds:
     """Clean inputs `[seeds, ...]` (float32), labels `[seeds, ...]` or None, and each seed's index in the data.
 
-    The inputs are a tensor, or `Rows` that are read when they are needed; both are indexed in the same way. The labels
-    are in memory, unless they come with the items of a data set: then accessing them reads the items.
+    The inputs are a tensor, or `Rows` that are read when needed; both are indexed in the same way. The labels are in
+    memory, unless they come with the items of a data set, which are then read to access them.
     """
 
     inputs: Tensor | Rows
@@ -59,14 +59,14 @@ class Seeds:
     seed_id: Tensor
     given_features: Features | InferredFeatures | None = None
     classes: tuple[str, ...] | None = None
-    """Their names by number."""
+    """The names of the classes by number."""
     others: OtherInputs | None = None
-    """The inputs beside the perturbed one, if there are several."""
+    """The inputs besides the perturbed one, if there are several per example."""
     datums: MaiteDatums | None = None
-    """What else a data set of MAITE says of its inputs."""
+    """Further facts about the inputs of a MAITE data set."""
 
     def __post_init__(self) -> None:
-        if self.given_features is None and len(self.inputs.shape) == 2:  # else, it would keep pictures in memory
+        if self.given_features is None and len(self.inputs.shape) == 2:  # only for tables, to free other inputs
             object.__setattr__(self, "given_features", InferredFeatures(self.inputs))
 
     def __len__(self) -> int:
@@ -109,14 +109,14 @@ class Seeds:
 
     @property
     def features(self) -> Features:
-        """What a table's columns may hold and how they may change: as given, or inferred from all rows of the data."""
+        """The features of a table, as given or inferred from all rows of the data."""
         if isinstance(self.given_features, InferredFeatures):
             return self.given_features.features
-        return self.given_features or Features.of(self.inputs)  # which raises an error, as this is no table
+        return self.given_features or Features.of(self.inputs)  # raises an error, because this is not a table
 
     @property
     def coding(self) -> Coding | None:
-        """How rows become those of a DataFrame, if the data is one with names, missing values or booleans."""
+        """How to convert rows to those of a DataFrame, if the data is one with names, missing values or booleans."""
         return self.given_features.coding if isinstance(self.given_features, Features) else None
 
     def with_labels(self, labels: Tensor) -> Seeds:
@@ -130,7 +130,7 @@ class Seeds:
         return replace(self, inputs=moved, given_features=None)
 
     def perturbing(self, key: str | int) -> Seeds:
-        """The same seeds with another of several inputs per example as the perturbed one."""
+        """The same seeds, with another of several inputs per example to perturb."""
         others = self.others
         if others is None or key == others.perturbed:
             return self
@@ -152,7 +152,7 @@ class Seeds:
         return replace(self, classes=names or None)
 
     def with_features(self, features: Features | str | Path) -> Seeds:
-        """The same seeds with features, or with those that a CSV file describes; all seeds must be valid."""
+        """The same seeds with other features, which may be described in a CSV file; all seeds must be valid."""
         if not isinstance(features, Features):
             features = read_features(features, self.features)
         if features.coding is None and self.coding is not None:
@@ -162,7 +162,7 @@ class Seeds:
 
 
 class InferredFeatures:
-    """The features of a table, inferred from all its rows on first use; all parts of the data share them."""
+    """The features of a table, inferred from all its rows on first use, and shared by all parts of the data."""
 
     def __init__(self, inputs: Tensor | Rows, names: Sequence[str] | None = None) -> None:
         self.inputs: Tensor | Rows | None = inputs
@@ -177,11 +177,11 @@ class InferredFeatures:
 def read_seeds(data: Any, max_seeds: int | None = None) -> Seeds:
     """Seeds from `(inputs, labels)`, a tensor of inputs, a map-style Dataset or a DataLoader over one, or a DataFrame.
 
-    Inputs may be a dict or a tuple of arrays, for several inputs per example; an entry of a dict may be the labels. A
+    For several inputs per example, inputs are a dict or a tuple of arrays; an entry of a dict may be the labels. A
     DataFrame has a label column, or is paired with the labels or with the name of that column. Labels that are names
-    become class numbers, in the order of the names.
+    become class numbers, in sorted order.
     `max_seeds` takes a random sample, since files are often sorted by class; it is always the same for the same data.
-    Small data is held in memory, larger data is read when it is needed.
+    Small data is held in memory, larger data is read when needed.
     """
     if isinstance(data, Seeds):
         rows = _sample(len(data), max_seeds)
@@ -246,7 +246,7 @@ def from_arrays(inputs: Any, labels: Any = None, *, divisor: float = 1.0) -> See
     seed_id = torch.arange(len(values) if values.ndim else 0)
     if isinstance(values, Tensor):
         return _checked(values.float() if divisor == 1 else values.float() / divisor, labels, seed_id)
-    held = np.require(scaled(values, divisor), requirements=["C", "W"])  # torch supports no other
+    held = np.require(scaled(values, divisor), requirements=["C", "W"])  # torch supports no other arrays
     return _checked(torch.from_numpy(held), labels, seed_id)
 
 
@@ -266,7 +266,7 @@ def from_reader(read: Read, shape: tuple[int, ...], n: int, labels: Any = None) 
 
 
 def from_files(files: Sequence[Any], read: Callable[[Any], Numbers], labels: Any, remedy: str) -> Seeds:
-    """Seeds from what `read` gives for each file; `remedy` says what to do if their shapes differ."""
+    """Seeds that `read` reads from files; `remedy`: what to do if their shapes differ."""
     if not len(files):
         raise DataError(NO_SEEDS)
     shape = read(files[0]).shape
@@ -284,13 +284,13 @@ def from_files(files: Sequence[Any], read: Callable[[Any], Numbers], labels: Any
 
 
 def list_seeds(seeds: Seeds, is_listed: NDArray[np.bool_]) -> str:
-    """The ids of some of the seeds for a message, the first few of them."""
+    """The ids of the first few of the selected seeds, for a message."""
     ids = seeds.seed_id.numpy()[is_listed]
     return f"seed{'s' * (len(ids) > 1)} {', '.join(map(str, ids[:LISTED_SEEDS]))}{', ...' * (len(ids) > LISTED_SEEDS)}"
 
 
 def _refuse_lists(data: Any) -> None:
-    """Refuse inputs in a list with an entry per example, beside labels: a list of arrays is read as several inputs."""
+    """Refuse a list with one entry per example, because a list of arrays means several inputs per example."""
     if not (isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], tuple | list) and data[0]):
         return
     inputs, labels = data
@@ -319,7 +319,7 @@ def _tensor(values: Any, subject: str) -> Tensor:
 
 
 def _sample(n: int, max_seeds: int | None) -> Tensor | None:
-    """Rows of at most `max_seeds` seeds, ascending; None for all. A larger sample contains the smaller ones."""
+    """The ascending rows of a sample of `max_seeds` seeds; None for all. Larger samples contain smaller ones."""
     if max_seeds is None or n <= max_seeds:
         return None
     rank = np.argsort(mix(np.arange(n)), kind="stable")
@@ -327,7 +327,7 @@ def _sample(n: int, max_seeds: int | None) -> Tensor | None:
 
 
 def _from_dataset(dataset: Any, data: Any, max_seeds: int | None) -> Seeds:
-    """Seeds from the items of a data set, which are read when they are needed."""
+    """Seeds from the items of a data set, which are read when needed."""
     if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
         raise DataError(
             f"data must be (inputs, labels), a tensor, a Dataset or a DataLoader over one, got {type(data).__name__}: "

@@ -1,4 +1,4 @@
-"""What a table with a row per input says of the seeds: slices of them, and how often inputs like each occur in use."""
+"""Slices of the seeds, and weights of the seeds in operation, from tables with one row per input."""
 
 import csv
 from collections import Counter
@@ -16,19 +16,19 @@ from themis.data.seeds import Seeds, class_numbers
 from themis.errors import DataError, UsageError, nearest
 from themis.reading import read_regular
 
-MOST_VALUES = 12
-"""Numbers with more distinct values than this are divided into quarters."""
-MOST_NAMES = 100
-"""Distinct values of a column of text, beyond which it says nothing about slices."""
-MAX_TABLE = 256 << 20
-"""Bytes of a CSV file."""
+MAX_DISTINCT_NUMBERS = 12
+"""A column of numbers with more distinct values than this is divided into quarters."""
+MAX_SLICES = 100
+"""Most distinct values of a column of text that defines slices."""
+MAX_TABLE_BYTES = 256 << 20
+"""Largest size of a CSV file."""
 CLASS_COLUMN = "class"
-"""The column of the labels, or without labels of the clean answers."""
+"""The name of the column of labels or, without labels, of clean answers."""
 
 
 @dataclass(frozen=True)
 class SliceColumn:
-    """A column that divides the seeds: its values, and which of them each seed has, -1 for none."""
+    """A column that divides the seeds: its values, and the index of each seed's value, or -1."""
 
     name: str
     values: tuple[str, ...]
@@ -37,9 +37,9 @@ class SliceColumn:
 
 
 def class_column(numbers: NDArray[np.int64], names: Sequence[str] | None) -> SliceColumn | None:
-    """The classes of seeds, from their numbers; None if they have none."""
+    """The column of classes, from each seed's class number; None if it does not divide the seeds."""
     known = np.unique(numbers[numbers >= 0])
-    if not 2 <= len(known) <= MOST_NAMES:
+    if not 2 <= len(known) <= MAX_SLICES:
         return None
     values = tuple(names[k] if names is not None and k < len(names) else str(k) for k in known.tolist())
     position = np.where(numbers >= 0, np.searchsorted(known, numbers), -1)
@@ -53,9 +53,9 @@ def slice_columns(
     names: Sequence[str] | None,
     metadata: Mapping[str, list[Any]],
 ) -> list[SliceColumn]:
-    """The columns of `class,FIELD,FILE:COLUMN,...` for these seeds, whose classes have these numbers and names.
+    """The columns named in `class,FIELD,FILE:COLUMN,...` for these seeds.
 
-    metadata: fields of the data itself.
+    numbers, names: the class numbers of the seeds, and the names of classes. metadata: fields of the data itself.
     """
     columns = []
     for name in (part.strip() for part in text.split(",")):
@@ -67,7 +67,7 @@ def slice_columns(
             made = _column(name.rpartition(":")[2], read_column(name, seed_id, "slice_by"))
         if made is None:
             raise UsageError(
-                f"slice_by needs columns with 2 to {MOST_NAMES} values, or numbers, but {name} has fewer or more: name "
+                f"slice_by needs columns with 2 to {MAX_SLICES} values, or numbers, but {name} has fewer or more: name "
                 "another column"
             )
         columns.append(made)
@@ -77,14 +77,14 @@ def slice_columns(
 
 
 def metadata_columns(metadata: Mapping[str, list[Any]], seed_id: NDArray[np.int64]) -> list[SliceColumn]:
-    """The columns of the fields of the data itself for these seeds."""
+    """The columns from fields of the data itself, for these seeds."""
     parts = ((name, _of_seeds(column, seed_id, f"metadata {name!r}")) for name, column in metadata.items())
     made = [_column(name, values) for name, values in parts]
     return [column for column in made if column is not None]
 
 
 def read_column(text: str, seed_id: NDArray[np.int64], option: str) -> list[str]:
-    """The value of each seed in the column of `FILE:COLUMN`; `option` is the name of the option that has this text."""
+    """The value of each seed in the column `FILE:COLUMN`; `option` is the option with this text, for messages."""
     path, _, name = text.rpartition(":")
     if not path:
         raise UsageError(f"{option} must be FILE:COLUMN, or about class, got {text!r}: write scenes.csv:weather")
@@ -95,7 +95,7 @@ def read_column(text: str, seed_id: NDArray[np.int64], option: str) -> list[str]
 
 
 def _of_seeds(column: list[Any], seed_id: NDArray[np.int64], name: str) -> list[Any]:
-    """The values of some seeds in a column with a row per input of the data."""
+    """The values of some seeds in a column with one row per input of the data."""
     n = int(seed_id.max(initial=-1)) + 1
     if len(column) < n:
         raise DataError(f"{name} must have a row per input, but has {len(column):,} for at least {n:,}: add the others")
@@ -104,7 +104,7 @@ def _of_seeds(column: list[Any], seed_id: NDArray[np.int64], name: str) -> list[
 
 def _read_csv(path: str | Path, option: str) -> dict[str, list[str]]:
     try:
-        content = read_regular(path, MAX_TABLE).decode("utf-8-sig")
+        content = read_regular(path, MAX_TABLE_BYTES).decode("utf-8-sig")
         rows = csv.DictReader(StringIO(content, newline=""), strict=True)
         names = rows.fieldnames or []
         table: dict[str, list[str]] = {name: [] for name in names}
@@ -126,12 +126,12 @@ def _column(name: str, values: list[Any]) -> SliceColumn | None:
     shown = list(map(_shown, values))
     numbers = np.array([_as_number(text) if text else np.nan for text in shown])
     is_known = ~np.isnan(numbers)
-    if np.isfinite(numbers[is_known]).all() and len(np.unique(numbers[is_known])) > MOST_VALUES:
+    if np.isfinite(numbers[is_known]).all() and len(np.unique(numbers[is_known])) > MAX_DISTINCT_NUMBERS:
         ends = np.quantile(numbers[is_known], (0, 0.25, 0.5, 0.75, 1))
         ranges = tuple(f"{low:.4g} to {high:.4g}" for low, high in pairwise(ends))
         return SliceColumn(name, ranges, np.where(is_known, np.searchsorted(ends[1:4], numbers, side="left"), -1))
     texts = sorted(set(shown) - {""}, key=lambda text: (_as_number(text), text))
-    if not 2 <= len(texts) <= MOST_NAMES:
+    if not 2 <= len(texts) <= MAX_SLICES:
         return None
     index = {text: k for k, text in enumerate(texts)}
     return SliceColumn(name, tuple(texts), np.array([index.get(text, -1) for text in shown], dtype=np.int64))
@@ -142,7 +142,7 @@ def _shown(value: Any) -> str:
 
 
 def _as_number(text: str) -> float:
-    """The number, or infinity for text that is none."""
+    """The number in a text, or infinity if there is none."""
     try:
         number = float(text)
     except ValueError:
@@ -153,7 +153,7 @@ def _as_number(text: str) -> float:
 def read_seed_weights(text: str, seeds: Seeds) -> NDArray[np.float64]:
     """The weight of each seed `[seeds]`, from `FILE:COLUMN`, `FILE:COLUMN=VALUE:SHARE,...` or `class=NAME:SHARE,...`.
 
-    Shares are those of all inputs in operation; within a value of the column, all seeds are alike.
+    Shares are those of inputs in operation; the seeds with one value of the column share its weight equally.
     """
     column, has_shares, shares = text.partition("=")
     values = _classes(seeds) if column == CLASS_COLUMN else read_column(column, seeds.seed_id.numpy(), "seed_weights")

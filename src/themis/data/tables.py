@@ -1,6 +1,6 @@
-"""Readers of tables: CSV and Parquet files with one seed per row and, optionally, a column of labels.
+"""Tables with one seed per row and, optionally, a column of labels, such as CSV files.
 
-Tables of numbers are read block by block. Those with names or empty cells are read by pandas, as a whole.
+Tables of numbers are read block by block. Tables with names or empty cells are read by pandas as a whole.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from themis.progress import advance
 SEPARATORS = (",", ";", "\t")
 CELLS_AT_ONCE = 1 << 20
 """Cells that are read at a time."""
-MAX_LINE = 1 << 24
-"""Characters per line at most: even a table of a million columns has shorter lines."""
+MAX_LINE_LENGTH = 1 << 24
+"""Largest number of characters per line; even a table with a million columns has shorter lines."""
 
 
 class NotNumbersError(DataError):
@@ -41,15 +41,15 @@ Block = tuple[Numbers, list[Any] | Numbers]
 def csv_seeds(path: Path, *, label: str | None = None, drop: str = "") -> Seeds:
     """A CSV table that starts with a line of column names, separated by commas, semicolons or tabs.
 
-    Features are converted to float32 and not scaled; columns of names become categories, and empty cells are missing
-    values, if pandas is installed. label: the column of labels, by default `label`, `y`, `class` or `target`;
-    `?label=` for none. Labels that are names become class numbers, in the order of the names. drop: columns to leave
-    out, such as `?drop=id,date`.
+    Features are converted to float32 without scaling. If pandas is installed, columns of names become categories, and
+    empty cells missing values. label: the column of labels, by default `label`, `y`, `class` or `target`; `?label=`
+    for none. Labels that are names become class numbers, in sorted order. drop: columns to leave out, such as
+    `?drop=id,date`.
     """
     path = existing_file(path)
     check_disk(3 * path.stat().st_size, str(path))  # a number takes at least two characters
     with data_errors(path, "a CSV table in UTF-8"), path.open(encoding="utf-8-sig", newline="") as file:
-        first_line = file.readline(MAX_LINE)
+        first_line = file.readline(MAX_LINE_LENGTH)
         separator = max(SEPARATORS, key=first_line.count)
         file.seek(0)
         lines = csv.reader(_lines(file, path), delimiter=separator, strict=True)
@@ -73,7 +73,7 @@ def pandas_for(error: NotNumbersError) -> Any:
 
 
 def coded_seeds(frame: Any, columns: Columns) -> Seeds:
-    """Seeds from a DataFrame of a table with names or empty cells; refuses text, and single names among numbers."""
+    """Seeds from the DataFrame of a table with names or empty cells; refuses text, and a few names among numbers."""
     path = columns.path
     frame.columns = columns.names
     labels = None if columns.label is None else frame[columns.label]
@@ -173,9 +173,10 @@ def _read_labels(blocks: list[list[Any] | Numbers], columns: Columns) -> Numbers
 
 
 def _lines(file: IO[str], path: Path) -> Iterator[str]:
-    while line := file.readline(MAX_LINE):
-        if len(line) == MAX_LINE:
-            raise DataError(f"{path} must have lines of under {MAX_LINE:,} characters, got a longer one: check it")
+    while line := file.readline(MAX_LINE_LENGTH):
+        if len(line) == MAX_LINE_LENGTH:
+            rule = f"{path} must have lines of under {MAX_LINE_LENGTH:,} characters"
+            raise DataError(f"{rule}, got a longer one: check it")
         yield line
 
 
@@ -230,6 +231,3 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return "_" not in text
-
-
-# Parquet

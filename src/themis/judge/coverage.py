@@ -1,4 +1,4 @@
-"""From moments to a posterior, and to coverage: the share of neurons whose mean sensitivity is known precisely."""
+"""From moments to a posterior and to coverage, the share of neurons whose mean sensitivity is known precisely."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from themis.measure.moments import Moments
 from themis.target.activations import Layer
 
 PAPER_DRAWS = 4000
-"""The number of draws, over all chains, at which the paper's `MCSE == 0.0` is defined."""
+"""The number of draws, over all chains, for which the paper defines `MCSE == 0.0`."""
 
 
 class Posterior(NamedTuple):
-    """What is known of each neuron's mean sensitivity; float64 tensors `[neurons]`.
+    """The posterior of each neuron's mean sensitivity; float64 tensors `[neurons]`.
 
-    `mean` and `sd` describe the posterior; `ess`, `mcse` and `rhat` the draws it was estimated from.
+    `mean` and `sd` describe the posterior; `ess`, `mcse` and `rhat` describe the draws from which it was estimated.
     """
 
     mean: Tensor
@@ -33,7 +33,7 @@ class Posterior(NamedTuple):
 
 
 class Judge(Protocol):
-    """Infers each neuron's mean sensitivity under `D ~ Normal(mu, sigma)`, prior `p(mu, sigma^2) ~ 1/sigma^2`."""
+    """Infers each neuron's mean sensitivity under `D ~ Normal(mu, sigma)` with prior `p(mu, sigma^2) ~ 1/sigma^2`."""
 
     def __call__(self, moments: Moments, *, draws: int = PAPER_DRAWS, random_seed: int = 0) -> Posterior: ...
 
@@ -41,33 +41,29 @@ class Judge(Protocol):
 def exact(moments: Moments, *, draws: int = PAPER_DRAWS, random_seed: int = 0) -> Posterior:
     """The Student-t posterior, and the MCSE that `draws` independent draws from it would have.
 
-    Its sd is finite from the fourth test on; before that it is infinite and no neuron can converge.
+    With fewer than four tests, the sd is infinite and no neuron can converge.
     """
     n = moments.count.double()
     spread = torch.where(n > 3, moments.m2 / (n * (n - 3)).clamp(min=1), torch.inf)
     sd = spread.sqrt()
     return Posterior(
-        mean=moments.mean,
-        sd=sd,
-        ess=torch.full_like(sd, draws),
-        mcse=sd / draws**0.5,
-        rhat=torch.ones_like(sd),
+        mean=moments.mean, sd=sd, ess=torch.full_like(sd, draws), mcse=sd / draws**0.5, rhat=torch.ones_like(sd)
     )
 
 
-UNSEEN_TESTS = 3000
-"""Tests after which a sensitivity that was always zero counts as zero: by the rule of three, less than 0.1% of tests
-move the neuron."""
+MIN_UNMOVED_TESTS = 3000
+"""Tests after which a sensitivity that was always zero counts as zero; by the rule of three, fewer than 0.1% of tests
+then move the neuron."""
 
-OUT_OF_REACH = 1e15
-"""A forecast beyond this only means that the goal is out of reach."""
+MAX_FORECAST = 1e15
+"""Larger forecasts are cut to this one, which means that the goal is out of reach."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """When a neuron has converged: its MCSE is zero to three decimals, at 4,000 draws.
+    """The rule for convergence: the MCSE of a neuron at 4,000 draws is zero to three decimals.
 
-    `alpha` is the confidence of the upper bound on the MCSE; None takes the point value, as the paper does.
+    `alpha` is the confidence of the upper bound on the MCSE; None uses the point estimate, as the paper does.
     """
 
     tolerance: float = 5e-4
@@ -76,30 +72,30 @@ class Rule:
 
     @property
     def limit(self) -> float:
-        """The tolerance at this number of draws: more draws must not raise coverage without more tests."""
+        """The tolerance at this number of draws, scaled so that more draws do not raise coverage without more tests."""
         return self.tolerance * math.sqrt(PAPER_DRAWS / self.draws)
 
     @cached_property
     def factor(self) -> float:
-        """The upper bound on the MCSE of independent draws, relative to the point value."""
+        """The upper bound on the MCSE of independent draws, relative to the point estimate."""
         one = torch.ones(1, dtype=torch.float64)
         return float(self.mcse_bound(Posterior(one, one, one * self.draws, one, one)))
 
     def mcse_bound(self, posterior: Posterior) -> Tensor:
-        """The MCSE that is compared with the limit."""
+        """The upper bound on the MCSE, which is compared with the limit."""
         if self.alpha is None:
             return posterior.mcse
         from scipy.special import chdtri  # chdtri(v, p): the point above which chi-squared(v) has mass p
 
         freedom = (posterior.ess - 1).clamp(min=1)
         if bool((freedom == freedom[:1]).all()):
-            freedom = freedom[:1]  # `exact` has one ESS for all
+            freedom = freedom[:1]  # the judge `exact` has the same ESS for all neurons
         values = freedom.cpu().numpy()
         return posterior.mcse * torch.from_numpy(np.sqrt(values / chdtri(values, self.alpha))).to(posterior.mcse)
 
     def converged(self, posterior: Posterior, moments: Moments) -> Tensor:
         """Which neurons have converged, bool `[neurons]`."""
-        is_seen = (moments.mean > 0) | (moments.count >= UNSEEN_TESTS)
+        is_seen = (moments.mean > 0) | (moments.count >= MIN_UNMOVED_TESTS)
         return (self.mcse_bound(posterior) < self.limit) & is_seen & (moments.count > 3)
 
 
@@ -107,8 +103,8 @@ class Rule:
 class Coverage:
     """Sensitivity convergence coverage after some tests.
 
-    `sampled` is over the sampler's neurons (what the paper reports), `all` over every judged neuron. Dead neurons,
-    constant on clean and disturbed inputs alike, are in neither.
+    `sampled` is the share of the sampled neurons, which the paper reports; `all` is the share of all judged neurons.
+    Dead neurons, which are constant on clean and disturbed inputs, count in neither.
     """
 
     sampled: float
@@ -119,29 +115,32 @@ class Coverage:
     n_unseen: int
     tests: int
     forecast: int | None
-    """Tests still needed to reach the goal, if the spreads stay as they are; None while it is unknown."""
+    """Tests still needed to reach the goal, if the spreads do not change; None while it is unknown."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The sampled neurons, and how they are judged."""
+    """How many neurons are sampled, and how they are judged."""
 
     k: int
     judge: Judge = exact
     random_seed: int = 0
     names_neurons: bool = True
-    """Whether to name those that have not converged; if not, the forecast is of all judged neurons."""
+    """Whether to return the neurons that have not converged; if not, the forecast is for all judged neurons."""
 
 
 def cover(
     moments: Moments, layers: Sequence[Layer], *, is_dead: Tensor, rule: Rule, goal: float, sample: Sample
 ) -> tuple[Coverage, Tensor | None]:
-    """Coverage of `moments`, and the sampled neurons that have not converged (flat indices, ascending) if wanted."""
+    """The coverage of `moments`, and the ascending flat indices of the sampled neurons that have not converged.
+
+    These indices are None unless `sample` asks for them or another judge than `exact` needs them.
+    """
     k, judge = sample.k, sample.judge
     is_judged = ~is_dead
     n_tests, n_judged = int(moments.count), int(is_judged.sum())
     converged = rule.converged(exact(moments, draws=rule.draws), moments) & is_judged
-    is_unseen = (moments.mean == 0) & is_judged & (n_tests < UNSEEN_TESTS)
+    is_unseen = (moments.mean == 0) & is_judged & (n_tests < MIN_UNMOVED_TESTS)
     judged = is_judged.nonzero().squeeze(1)
     neurons = judged[sample_neurons(moments.variance[judged], k)]
     chosen, is_open = moments[neurons], ~converged[neurons]
@@ -150,11 +149,11 @@ def cover(
     is_named = sample.names_neurons or judge is not exact
     open_to = chosen if is_named else moments[judged]
     needed = open_to.variance * (rule.factor / rule.limit) ** 2 / rule.draws + 3  # as MCSE falls as 1/sqrt(n)
-    needed = torch.where(open_to.mean > 0, needed, UNSEEN_TESTS)
+    needed = torch.where(open_to.mean > 0, needed, MIN_UNMOVED_TESTS)
     last = torch.tensor([layer.stop - 1 for layer in layers], device=converged.device)
     counts = torch.stack([flags.cumsum(0)[last] for flags in (converged, is_judged)])
     part, whole = counts.diff(prepend=counts.new_zeros(2, 1))
-    by_layer = torch.where(whole > 0, part.double() / whole.clamp(min=1), 1.0)  # without a judged neuron, it is covered
+    by_layer = torch.where(whole > 0, part.double() / whole.clamp(min=1), 1.0)  # 1 without judged neurons
     coverage = Coverage(
         sampled=int((~is_open).sum()) / max(len(neurons), 1),
         all=int(converged.sum()) / max(n_judged, 1),
@@ -169,19 +168,19 @@ def cover(
 
 
 def forecast(needed: Tensor, n_tests: int, goal: float) -> int | None:
-    """Tests still needed until the share `goal` of the neurons has converged; None while too little is known."""
+    """Tests still needed until the share `goal` of the neurons has converged; None with too few tests."""
     if n_tests < 10 or not len(needed):
         return None
     rank = max(1, math.ceil(goal * len(needed)))
     last = needed.max() if rank == len(needed) else needed.kthvalue(rank).values
-    return max(0, math.ceil(min(float(last), OUT_OF_REACH)) - n_tests)
+    return max(0, math.ceil(min(float(last), MAX_FORECAST)) - n_tests)
 
 
 def sample_neurons(variance: Tensor, k: int) -> Tensor:
-    """Indices of k neurons: in ascending, stable order of variance those at `ceil(j*N/k) - 1`, j = 1..k.
+    """Indices of k neurons: those at ranks `ceil(j*N/k) - 1`, j = 1..k, in ascending, stable order of variance.
 
-    All neurons if N <= k. At a given number of tests, convergence is monotone in the variance, so the coverage of the
-    sample is within 1/k of that of all neurons.
+    If N <= k, all neurons. At a given number of tests, convergence is monotone in the variance, so the coverage of the
+    sample is within 1/k of the coverage of all neurons.
     """
     n = len(variance)
     if n <= k:
@@ -189,7 +188,7 @@ def sample_neurons(variance: Tensor, k: int) -> Tensor:
     places = -(-torch.arange(1, k + 1, device=variance.device) * n // k) - 1
     if not variance.is_cpu:
         return torch.argsort(variance, stable=True)[places]
-    # NumPy sorts several times as fast, but not in stable order: neurons that share a picked variance are put in order.
+    # NumPy sorts several times as fast, but not stably, so neurons that share a picked variance are put in order.
     values = variance.numpy()
     order = np.argsort(values)
     ascending = values[order]
@@ -200,11 +199,11 @@ def sample_neurons(variance: Tensor, k: int) -> Tensor:
 
 
 MIN_UNIT_SHARE = 1e-3
-"""A neuron's unit is at least this share of its layer's median: a nearly constant neuron must not dominate."""
+"""A neuron's unit is at least this share of its layer's median, so that nearly constant neurons do not dominate."""
 
 
 def relative_scale(clean: Moments, layers: Sequence[Layer]) -> Tensor:
-    """Each neuron's clean spread, `[neurons]`; never zero."""
+    """The spread of each neuron on clean inputs, `[neurons]`; never zero."""
     spread = clean.variance.nan_to_num(posinf=0.0).sqrt()
     for layer in layers:
         part = spread[layer.start : layer.stop]

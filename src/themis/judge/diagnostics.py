@@ -15,13 +15,13 @@ from themis.judge.coverage import Posterior, exact
 from themis.measure.moments import Moments
 
 CHUNK_DRAWS = 2**18
-"""Draws processed at a time: few enough to stay in the processor's cache, which halves the time."""
+"""Draws processed at a time; this few stay in the processor's cache, which halves the time."""
 
-RESOLUTION = 1e-15
-"""Draws closer together than this count as constant (an absolute value, as in ArviZ)."""
+MIN_RANGE = 1e-15
+"""Draws with a smaller range count as constant (an absolute value, as in ArviZ)."""
 
-UNCERTAIN_SUM = 1e-5
-"""The sign of sums of autocorrelations nearer to zero than this is uncertain in float32 (error about 3e-7)."""
+SIGN_TOLERANCE = 1e-5
+"""Sums of autocorrelations nearer to zero than this have an uncertain sign in float32 (error about 3e-7)."""
 
 
 def summarise(draws: Tensor) -> Posterior:
@@ -53,7 +53,7 @@ def rhat(draws: Tensor) -> Tensor:
         return torch.full((n_neurons,), torch.nan, dtype=torch.float64)
     flat = split.reshape(n_neurons, -1)
     n_all = flat.shape[1]
-    # Normal quantiles (Blom) at ranks 1, 1.5, 2, ..., n; half ranks are those of ties.
+    # Normal quantiles (Blom) at ranks 1, 1.5, 2, ..., n; ties have half ranks.
     rank = 1 + torch.arange(2 * n_all - 1, dtype=torch.float64) / 2
     scores = torch.special.ndtri((rank - 0.375) / (n_all + 0.25)).to(flat)
 
@@ -75,7 +75,7 @@ def _to_unit(draws: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _ess(draws: Tensor, unit: Tensor, scale: Tensor) -> Tensor:
-    """ESS of draws, which are also passed scaled to unit range."""
+    """The ESS of draws, given also as `unit` and `scale` from `_to_unit`."""
     unit = _split(unit)
     n_chains, n_draws = unit.shape[1:]
     n_all = n_chains * n_draws
@@ -83,12 +83,12 @@ def _ess(draws: Tensor, unit: Tensor, scale: Tensor) -> Tensor:
     covariance = _mean_autocovariance(unit - chain_mean)
     tau, pairs, end = _integrate(covariance, chain_mean[..., 0].double().var(1), n_draws)
     result = n_all / tau.clamp(min=1 / log10(n_all))
-    is_constant = (unit.amax((1, 2)) - unit.amin((1, 2))) * scale < RESOLUTION
+    is_constant = (unit.amax((1, 2)) - unit.amin((1, 2))) * scale < MIN_RANGE
     result = torch.where(scale.isfinite(), torch.where(is_constant, n_all, result), torch.nan)
 
     if draws.dtype == torch.float32:
         position = torch.arange(pairs.shape[1])
-        is_doubtful = ((pairs.abs() < UNCERTAIN_SUM) & (position <= end)).any(1) & ~is_constant
+        is_doubtful = ((pairs.abs() < SIGN_TOLERANCE) & (position <= end)).any(1) & ~is_constant
         doubtful = is_doubtful.nonzero()[:, 0]
         if len(doubtful):
             result[doubtful] = ess(draws[doubtful].double())
@@ -98,9 +98,9 @@ def _ess(draws: Tensor, unit: Tensor, scale: Tensor) -> Tensor:
 def _integrate(covariance: Tensor, variance: Tensor, n_draws: int) -> tuple[Tensor, Tensor, Tensor]:
     """The integrated autocorrelation time of chains with `n_draws` draws by Geyer's initial monotone sequence.
 
-    covariance: autocovariances `[neurons, lags]`, averaged over chains. variance: that of the means of chains. Also
-    returns the sums of pairs of autocorrelations, and the number of the pair `[neurons, 1]` where the sequence ends:
-    at the first one that is not positive, or the last one.
+    covariance: autocovariances `[neurons, lags]`, averaged over chains. variance: the variance of the chains' means.
+    Also returns the sums of pairs of autocorrelations, and the index of the pair `[neurons, 1]` at which the sequence
+    ends: the first pair that is not positive, or the last one.
     """
     within = covariance[:, :1] * (n_draws / (n_draws - 1))
     rho = 1 - (within - covariance) / (covariance[:, :1] + variance[:, None])
@@ -116,7 +116,7 @@ def _integrate(covariance: Tensor, variance: Tensor, n_draws: int) -> tuple[Tens
 
 
 def _split(draws: Tensor) -> Tensor:
-    """The halves of each chain as separate chains, `[neurons, 2 chains, draws // 2]`; a middle draw is left out."""
+    """The halves of each chain as separate chains, `[neurons, 2 chains, draws // 2]`, without a middle draw."""
     half = draws.shape[2] // 2
     if draws.shape[2] % 2:
         draws = torch.cat((draws[..., :half], draws[..., -half:]), 2)
@@ -130,26 +130,26 @@ def _mean_autocovariance(centred: Tensor) -> Tensor:
     n_chains, n_draws = centred.shape[1:]
     length = next_fast_len(2 * n_draws, real=True)
     spectrum = torch.fft.rfft(centred, n=length)
-    # The average over chains commutes with the inverse transform: one is enough.
+    # The average over chains commutes with the inverse transform, so one transform is enough.
     power = (spectrum * spectrum.conj()).real.sum(1)
     covariance: Tensor = torch.fft.irfft(power, n=length)[:, :n_draws].double()
     return covariance / (n_chains * n_draws)
 
 
 def _order(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The places of values in ascending order, the values in that order, and which of them equal the next one."""
+    """The order that sorts values, the sorted values, and which of them equal the next one."""
     order = values.numpy().argsort(1)  # NumPy's sort is vectorised
     ascending = values.gather(1, torch.from_numpy(order))
     return torch.from_numpy(order), ascending, ascending[:, 1:] == ascending[:, :-1]
 
 
 def _score(scores: Tensor, label: Tensor, is_tied: Tensor) -> Tensor:
-    """Normal scores of the draws, in the order of the draws; ties share the score of their mean rank."""
+    """The normal scores of the draws, in their original order; ties share the score of their mean rank."""
     n_neurons, n_all = label.shape
     scored = torch.empty_like(label, dtype=scores.dtype).scatter_(1, label, scores[::2].expand(n_neurons, -1))
     neuron, link = is_tied.nonzero(as_tuple=True)
     if len(link):
-        # Neighbouring links belong to one run of equal values: along a run, place minus number is constant.
+        # Neighbouring links belong to one run of equal values, along which place minus number is constant.
         place = neuron * n_all + link
         number = torch.arange(len(place))
         _, length = torch.unique_consecutive(place - number, return_counts=True)
@@ -163,7 +163,7 @@ def _score(scores: Tensor, label: Tensor, is_tied: Tensor) -> Tensor:
 
 
 def _rhat(split: Tensor) -> Tensor:
-    """R-hat of chains `[neurons, chains, draws]`, which are not split."""
+    """R-hat of chains `[neurons, chains, draws]`, without splitting them."""
     n_chains, n_draws = split.shape[1:]
     mean = split.mean(2, keepdim=True)
     within = (split - mean).square_().sum((1, 2)).double() / (n_chains * (n_draws - 1))
@@ -171,13 +171,13 @@ def _rhat(split: Tensor) -> Tensor:
     return ((between / within + n_draws - 1) / n_draws).sqrt()
 
 
-CHAINS = 4
+N_CHAINS = 4
 
 
 def judge_by_chains(moments: Moments, draws: int, sample: Callable[[Tensor, int], Posterior]) -> Posterior:
-    """The posterior by `sample(count, draws per chain)`, which samples `z = sqrt(n) (mu - mean) / s` of some neurons.
+    """The posterior from `sample(count, draws per chain)`, which samples `z = sqrt(n) (mu - mean) / s` of some neurons.
 
-    Neurons with up to three tests (no sd) and neurons without spread (nothing to sample) get the closed form.
+    Neurons with up to three tests, which have no sd, and neurons without spread get the closed form.
     """
     closed = exact(moments, draws=draws)
     n = moments.count.double().expand_as(moments.mean)
@@ -185,7 +185,7 @@ def judge_by_chains(moments: Moments, draws: int, sample: Callable[[Tensor, int]
     if not len(neurons):
         return closed
     n, m2 = n[neurons], moments.m2[neurons]
-    z = sample(n, draws // CHAINS)
+    z = sample(n, draws // N_CHAINS)
     unit = (m2 / (n * (n - 1))).sqrt()
     return Posterior(
         mean=closed.mean.index_add(0, neurons, z.mean * unit),

@@ -12,7 +12,7 @@ Z2 = 1.959963984540054**2
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value and its 95% interval: in at least about 95 of 100 campaigns, the interval contains the true value."""
+    """A value and its 95% interval, which contains the true value in about 95 or more of 100 campaigns."""
 
     value: float
     low: float
@@ -25,7 +25,7 @@ class Estimate:
 
 
 def share(part: int, whole: int) -> Estimate:
-    """A share with its 95% Wilson interval, if all tests are independent."""
+    """A share with its 95% Wilson interval, which assumes independent tests."""
     value, z2 = part / whole, Z2 / whole
     centre = (value + z2 / 2) / (1 + z2)
     half = math.sqrt(z2 * (value * (1 - value) + z2 / 4)) / (1 + z2)
@@ -33,12 +33,12 @@ def share(part: int, whole: int) -> Estimate:
 
 
 def describe_share(estimate: Estimate, about: str = "") -> str:
-    """A share with its 95% interval."""
+    """A share with its 95% interval, for a sentence."""
     value, low, high = (percent(end, 2) for end in (estimate.value, estimate.low, estimate.high))
     return f"{value}{f' {about}' * bool(about)} (95%: {low} to {high})"
 
 
 def show_interval(estimate: Estimate, places: int = 1) -> str:
-    """The same for a cell of a table."""
+    """A share with its 95% interval, for a cell of a table."""
     value, low, high = (percent(share, places) for share in (estimate.value, estimate.low, estimate.high))
     return f"{value} ({low} to {high})"

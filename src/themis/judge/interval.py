@@ -1,4 +1,4 @@
-"""How far coverage can be trusted: a jackknife over seed blocks, on a panel of neurons."""
+"""The interval of coverage, from a jackknife over blocks of seeds on a panel of neurons."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from themis.judge.estimate import Estimate
 from themis.measure.moments import Moments
 
 MIN_JACKKNIFE_TESTS = 30
-"""With fewer tests the interval is 0 to 1, because a jackknife would be meaningless."""
+"""With fewer tests, the interval is 0 to 1, because a jackknife would be meaningless."""
 
-# Errors of a standard deviation are skewed: the effect of a few seeds is mostly missed and rarely overstated. So the
-# upper limit, which fails more often, gets less of the 5%.
-_SPREAD_ABOVE, _SPREAD_BELOW, _LEAST_TAIL = 0.01, 0.025, 1e-4
+# Errors of a standard deviation are skewed: the effect of a few seeds is mostly missed and rarely overstated. The upper
+# limit, which fails more often, therefore gets the smaller part of the 5%.
+_UPPER_TAIL, _LOWER_TAIL, _MIN_TAIL = 0.01, 0.025, 1e-4
 
 
 def coverage_interval(
     blocks: Moments, point: float, rule: Rule, is_judged: Tensor | None = None, n_neurons: int | None = None
 ) -> Estimate:
-    """The interval of the coverage `point` of all judged neurons, from the panel's moments by seed block.
+    """The interval of the coverage `point` of all judged neurons, from the panel's moments by block of seeds.
 
-    It estimates the coverage at this number of tests if every neuron's spread over all seeds and thetas were known.
+    It is for the coverage at this number of tests if every neuron's spread over all seeds and thetas were known.
     `is_judged` marks the panel's neurons that count; `n_neurons` is how many count in total (None: many more).
 
-    Every spread is moved together to its upper, then its lower limit, as if all errors had one cause; seeds that move
-    the whole network are such a cause. If errors are independent, some are beyond their limit by chance: the share
-    within the limits is divided by the smallest share that should be. A neuron that no test has moved may have a
+    All spreads are moved together, first to their upper limits, then to their lower limits, as if all errors had one
+    cause, such as seeds that move the whole network. If errors are independent, some exceed their limit by chance, so
+    the share within the limits is divided by the smallest share expected. A neuron that no test has moved may have a
     spread that is small enough.
     """
     panel = _pick(blocks, is_judged)
@@ -39,8 +39,8 @@ def coverage_interval(
         return Estimate(point, 0.0, 1.0)
     total, without = _leave_one_out(panel)
     count = panel.count.double()
-    freedom = max(1.0, float(count.sum().square() / count.square().sum()) - 1)  # uneven blocks count for fewer
-    above, below = _tails(_SPREAD_ABOVE), _tails(_SPREAD_BELOW)
+    freedom = max(1.0, float(count.sum().square() / count.square().sum()) - 1)  # fewer if blocks are uneven
+    above, below = _tails(_UPPER_TAIL), _tails(_LOWER_TAIL)
     is_converged = rule.converged(exact(total, draws=rule.draws), total)
     least = _share(total, _upper(total, without, _quantiles(above, freedom)), rule)
     most = _share(total, _lower(total, without, _quantiles(below, freedom)), rule)
@@ -53,9 +53,9 @@ def coverage_interval(
 
 
 def design_effect(blocks: Moments) -> float | None:
-    """The variance of a mean sensitivity, relative to that of independent tests; the median over the panel.
+    """The variance of a mean sensitivity relative to that with independent tests, as the median over the panel.
 
-    None if it is unknown: no neuron moved, or there are too few seeds.
+    None if no neuron moved, or if there are too few seeds.
     """
     panel = _pick(blocks, None)
     if len(panel.count) < 3 or int(panel.count.sum()) < 4:
@@ -69,7 +69,7 @@ def design_effect(blocks: Moments) -> float | None:
 
 
 def _pick(blocks: Moments, is_judged: Tensor | None) -> Moments:
-    """The blocks that have tests, and the neurons that are judged, on the CPU."""
+    """The blocks with tests, restricted to judged neurons, on the CPU."""
     count, neurons = blocks.count.cpu(), slice(None) if is_judged is None else is_judged.cpu()
     is_used = count[:, 0] > 0
     return Moments(count[is_used], *(part.cpu()[is_used][:, neurons] for part in (blocks.mean, blocks.m2)))
@@ -93,11 +93,11 @@ def _jackknife_variance(replicates: Tensor) -> Tensor:
 
 
 def _tails(most: float) -> Tensor:
-    return torch.from_numpy(np.geomspace(most, _LEAST_TAIL, 12))
+    return torch.from_numpy(np.geomspace(most, _MIN_TAIL, 12))
 
 
 def _within(tails: Tensor, n_panel: int) -> Tensor:
-    """The least share of neurons whose spread is within its limit, if errors are independent."""
+    """The smallest share of neurons expected to have a spread within its limit if errors are independent."""
     return (1 - tails - 1.645 * (tails * (1 - tails) / n_panel).sqrt()).clamp(min=0.5)
 
 
@@ -109,9 +109,9 @@ def _quantiles(tails: Tensor, freedom: float) -> Tensor:
 
 
 def _upper(total: Moments, without: Moments, quantiles: Tensor) -> Tensor:
-    """Upper limits of the spreads as multiples of them, `[tails, panel]`: Hall's correction of t for skewness."""
+    """Upper limits of the spreads as multiples of them, `[tails, panel]`, by Hall's correction of t for skewness."""
     k = len(without.m2)
-    # Replicates are judged by their spread alone, so that having fewer tests does not count as less coverage.
+    # Only the spread of a replicate is used, so that its smaller number of tests does not lower the coverage.
     pseudo = k * total.variance - (k - 1) * without.variance
     deviations = pseudo - pseudo.mean(0)
     spread = deviations.square().mean(0).sqrt()
@@ -125,21 +125,21 @@ def _upper(total: Moments, without: Moments, quantiles: Tensor) -> Tensor:
 
 
 def _lower(total: Moments, without: Moments, quantiles: Tensor) -> Tensor:
-    """Lower limits of the spreads as multiples of them, `[tails, panel]`: jackknife of the logarithm."""
-    # A neuron that only one block moves has no spread without it; a thousandth replaces zero.
+    """Lower limits of the spreads as multiples of them, `[tails, panel]`, by a jackknife of the logarithm."""
+    # A neuron that only one block moves has no spread without it, so zero is replaced by a thousandth.
     relative = without.variance / total.variance.clamp(min=1e-300)
     error = _jackknife_variance(relative.clamp(min=1e-3).log()).sqrt()
     return (-quantiles * error).exp()
 
 
 def _share(total: Moments, factors: Tensor, rule: Rule) -> Tensor:
-    """Coverage of the panel with its spreads times each row of `factors [tails, panel]`; float64 `[tails]`."""
+    """The coverage of the panel after its spreads are multiplied by each row of `factors [tails, panel]`; `[tails]`."""
     moved = Moments(total.count, total.mean.expand_as(factors).flatten(), (total.m2 * factors).flatten())
     return rule.converged(exact(moved, draws=rule.draws), moved).view_as(factors).double().mean(1)
 
 
 def _widen(moved: float, n_panel: int, n_neurons: int | None) -> float:
-    """The share of all neurons that moves, given that of the panel: adds the sampling error of the panel."""
+    """Add the sampling error of the panel to the share by which its coverage moves."""
     from scipy.special import betaincinv
 
     unwatched = 1.0 if n_neurons is None else max(0.0, 1 - n_panel / max(n_neurons, 1))

@@ -1,4 +1,4 @@
-"""How normal the differences are: a check of the judges' model on the panel."""
+"""A check of the judges' model on the panel: how normal the differences of activations are."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import Tensor
 from themis.measure.moments import Shape
 
 MIN_NORMALITY_TESTS = 20
-TELLING_TESTS = 200
-"""Tests from which a half-normal variable, which sensitivities often are, is told apart from a normal one."""
-CLOSE_SKEWNESS, CLOSE_KURTOSIS = 0.5, 1.0
-"""Skewness and excess kurtosis up to which the normal distribution fits well; sampling error is added."""
+MIN_CONCLUSIVE_TESTS = 200
+"""Tests needed to distinguish a half-normal variable, which sensitivities often are, from a normal one."""
+MAX_SKEWNESS, MAX_KURTOSIS = 0.5, 1.0
+"""Largest skewness and excess kurtosis at which a normal distribution fits well, before sampling error is added."""
 
 
 @dataclass(frozen=True)
 class Normality:
-    """Medians over the panel's neurons, and the share of them that are compatible with a normal distribution."""
+    """Medians over the panel's neurons, and the share of neurons that are compatible with a normal distribution."""
 
     skewness_signed: float
     kurtosis_signed: float
@@ -34,7 +34,7 @@ class Normality:
 def describe_normality(shape: Shape) -> Normality | None:
     """How normal signed differences and sensitivities are; None with fewer than 20 tests or if no neuron moved.
 
-    Neurons without spread (never moved, or always by the same amount) are left out and counted as `n_unmoved`.
+    Neurons that never moved, or always by the same amount, are left out and counted as `n_unmoved`.
     """
     shapes = shape.signed(), shape.absolute()
     has_spread = ~(shapes[0][0].isnan() | shapes[1][0].isnan())
@@ -44,7 +44,7 @@ def describe_normality(shape: Shape) -> Normality | None:
     signed, absolute = (_figures(skewness[has_spread], kurtosis[has_spread], n) for skewness, kurtosis in shapes)
     fit = "the normal model fits most neurons" if absolute[2] > 0.5 else "the normal model is an approximation here"
     verdict = f"{fit}: sensitivities are close to normal for {absolute[2]:.0%} of the neurons"
-    if n < TELLING_TESTS:
+    if n < MIN_CONCLUSIVE_TESTS:
         fit = f"{n} uniform tests are too few to tell"
         verdict = f"{fit} how normal the sensitivities are"
     texts = [
@@ -66,8 +66,8 @@ def describe_normality(shape: Shape) -> Normality | None:
 
 
 def _figures(skewness: Tensor, kurtosis: Tensor, n_tests: int) -> tuple[float, float, float]:
-    """Median skewness, median excess kurtosis, share compatible with a normal."""
-    close_skewness = CLOSE_SKEWNESS + 2 * (6 / n_tests) ** 0.5
-    close_kurtosis = CLOSE_KURTOSIS + 2 * (24 / n_tests) ** 0.5
+    """The median skewness, the median excess kurtosis, and the share compatible with a normal distribution."""
+    close_skewness = MAX_SKEWNESS + 2 * (6 / n_tests) ** 0.5
+    close_kurtosis = MAX_KURTOSIS + 2 * (24 / n_tests) ** 0.5
     is_close = (skewness.abs() <= close_skewness) & (kurtosis.abs() <= close_kurtosis)
     return float(skewness.median()), float(kurtosis.median()), float(is_close.double().mean())

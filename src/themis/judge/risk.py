@@ -1,13 +1,12 @@
-"""What tests say about faults not found: the fault rate, the chance of a new fault, and how many are within reach.
+"""Inference about faults not found: the fault rate, the probability of a new fault, and how many are within reach.
 
-The residual risk counts as known whatever any test of the campaign has seen. A search learns from the uniform tests: it
-may avoid what they have found or return to it, so the faults that only the uniform stream has seen are not those that
-chance alone would leave. `residual_risk` allows for that.
+For the residual risk, a fault is known if any test of the campaign has found it. The search learns from the uniform
+tests: it may avoid the faults that they have found, or return to them. The faults that only the uniform stream has
+found are therefore not a random selection, which `residual_risk` allows for.
 
-Within reach is what a search with four times the tests would find. What counts is the discovery curve of the campaign
-itself, uniform tests and search together, so the forecast includes how the search learns. Estimators of species
-richness from a random sample (Chao1 and its kin) know nothing of that, and were worse on real campaigns
-(`benchmarks/discovery.py`).
+Within reach is what a search with four times the tests would find. The forecast uses the discovery curve of the whole
+campaign, uniform tests and search together, and so includes how the search learns. Estimators of species richness from
+a random sample, such as Chao1, ignore this and were worse on real campaigns (`benchmarks/discovery.py`).
 """
 
 from __future__ import annotations
@@ -29,30 +28,27 @@ Counts = Tensor | NDArray[np.number[Any]] | Sequence[int]
 Bools = NDArray[np.bool_] | Sequence[bool]
 Floats = NDArray[np.float64]
 Sample = tuple[Floats, Floats | None]
-"""Values of a variable in 0..1, and their weights if they have some."""
+"""Values of a variable in 0..1, and their weights if there are any."""
 
 TAIL_PROBABILITY = 0.025
-MOST_COUNTED = 1 << 40
-"""Numbers beyond this are not looked for."""
+MAX_COUNT = 1 << 40
+"""Searches for a number end here."""
 _LOG_TAIL = float(np.log(1 / TAIL_PROBABILITY))
 _HALF_Z2 = 1.959963984540054**2 / 2
 
 
 def fault_rate(
-    tests_by_seed: Counts,
-    faults_by_seed: Counts,
-    seed_weight: Floats | None = None,
-    tail: float = TAIL_PROBABILITY,
+    tests_by_seed: Counts, faults_by_seed: Counts, seed_weight: Floats | None = None, tail: float = TAIL_PROBABILITY
 ) -> Estimate | None:
-    """The fault rate over inputs like these seeds: the mean of the tested seeds' own rates; None without a test.
+    """The fault rate over inputs like these seeds: the mean of the fault rates of tested seeds; None without a test.
 
-    `tests_by_seed` and `faults_by_seed` are counts `[seeds]`. Tests of one seed are alike, so what is known grows with
-    the seeds, not with the tests. Each limit is Gaffke's for the mean of a variable in 0..1, here a seed's own fault
-    rate: the quantile of a Bayesian bootstrap of the seeds that has one more seed, which always fails (for the upper
-    limit) or never does (for the lower). With one test per seed, this is Clopper and Pearson's interval.
+    `tests_by_seed` and `faults_by_seed` are counts `[seeds]`. Tests of one seed are alike, so precision grows with the
+    number of seeds, not of tests. Each limit is Gaffke's limit for the mean of a variable in 0..1, here a seed's fault
+    rate: the quantile of a Bayesian bootstrap of the seeds with one additional seed, which always fails (for the upper
+    limit) or never fails (for the lower limit). With one test per seed, this is the Clopper-Pearson interval.
 
-    `seed_weight` says how often inputs like each seed occur, if the tests were drawn so: a seed counts as much as its
-    weight exceeds its chance of having been tested at all. Each limit fails at most `tail` of the time.
+    `seed_weight` is how often inputs like each seed occur, if tests were drawn with these weights; a seed then counts
+    by its weight divided by its probability of being tested at all. Each limit fails with probability `tail` at most.
     """
     return fault_rates([(tests_by_seed, faults_by_seed, seed_weight)], tail)[0]
 
@@ -67,7 +63,7 @@ def fault_rates(
 
 
 def _rates_of_seeds(tests_by_seed: Counts, faults_by_seed: Counts, seed_weight: Floats | None) -> Sample | None:
-    """The rate of each tested seed, and its weight if there are weights; None without a test."""
+    """The fault rate of each tested seed, and its weight if there are weights; None without a test."""
     tests, faults = _counts(tests_by_seed), _counts(faults_by_seed)
     if tests.shape != faults.shape or (faults > tests).any():
         raise UsageError(
@@ -81,12 +77,12 @@ def _rates_of_seeds(tests_by_seed: Counts, faults_by_seed: Counts, seed_weight: 
     if seed_weight is None:
         return rates, None
     share = (seed_weight / seed_weight.sum())[is_tested]
-    with np.errstate(divide="ignore"):  # one seed may be all there is
+    with np.errstate(divide="ignore"):  # the share of a single seed is 1
         return rates, share / -np.expm1(tests.sum() * np.log1p(-share))
 
 
 def weighted_fault_rate(seed: NDArray[np.int64], is_fault: Bools, weight: Floats) -> Estimate:
-    """The fault rate if tests occurred as often as their weights say; all arguments are `[tests]`."""
+    """The fault rate if tests occurred in proportion to their weights; all arguments are `[tests]`."""
     tests, total = np.bincount(seed), np.bincount(seed, weight)
     faults, is_tested = np.bincount(seed, weight * np.asarray(is_fault)), total > 0
     rates = (faults[is_tested] / total[is_tested]).clip(0, 1)
@@ -98,10 +94,10 @@ def valid_fault_rate(
 ) -> Estimate:
     """The rate of valid faults, from the fault rate and marks on a random sample of the uniform faults, all `[faults]`.
 
-    It is the fault rate times the share of valid faults. Each limit of `rate` must fail at most half as often as one of
-    the result may, as those of the share here do: then one of the two fails as often as allowed at most. Faults of a
-    seed are alike, so that the share is a mean over seeds, weighted by their marked faults. Unsure faults count as
-    valid in the upper limit, as invalid in the lower one, and as half a fault in the value.
+    It is the fault rate times the share of valid faults. The limits of `rate` and those of the share each use half of
+    the error probability of the result. Faults of a seed are alike, so the share is a mean over seeds, weighted by
+    their marked faults. Unsure faults count as valid in the upper limit, as invalid in the lower limit, and as half a
+    fault in the value.
     """
     _, place = np.unique(seed, return_inverse=True)
     kinds = (np.ones(len(seed)), is_valid, is_unsure)
@@ -112,10 +108,10 @@ def valid_fault_rate(
 
 
 def mean_estimate(values: Floats, tail: float = TAIL_PROBABILITY, weights: Floats | None = None) -> Estimate:
-    """The mean of a variable in 0..1 that `values` are a sample of, with Gaffke's limits; each fails at most `tail`.
+    """The mean of a variable in 0..1 from a sample, with Gaffke's limits; each fails with probability `tail` at most.
 
-    With weights, it is the weighted mean: the bootstrap draws pairs of value and weight, and its further value has the
-    largest weight.
+    With weights, it is the weighted mean: the bootstrap draws pairs of value and weight, and its additional value has
+    the largest weight.
     """
     return _mean_estimates([(np.asarray(values, dtype=np.float64), weights)], tail)[0]
 
@@ -128,17 +124,17 @@ def _mean_estimates(samples: Sequence[Sample], tail: float) -> list[Estimate]:
 
 
 def seeds_to_exceed(limit: float, rate: float, tail: float) -> int:
-    """How many seeds it takes until the lower limit of a mean is over `limit` if their mean is `rate`, at any spread.
+    """The number of seeds with mean `rate` needed for a lower limit above `limit`, whatever their spread.
 
-    Seeds that always or never fail spread most: their limit is that of Clopper and Pearson.
+    The spread is largest if every seed always or never fails; the limit is then that of Clopper and Pearson.
     """
     from scipy.special import betaincinv
 
-    return 1 + bisect(range(1, MOST_COUNTED), limit, key=lambda n: float(betaincinv(rate * n, n - rate * n + 1, tail)))
+    return 1 + bisect(range(1, MAX_COUNT), limit, key=lambda n: float(betaincinv(rate * n, n - rate * n + 1, tail)))
 
 
 def mean_p_value(values: Floats, mean: float) -> float:
-    """The two-sided test of a mean that these limits invert: under `2 * tail` if and only if they exclude `mean`."""
+    """The two-sided p value of a mean, below `2 * tail` if and only if Gaffke's limits exclude it."""
     values = np.asarray(values, dtype=np.float64)
     sides = _Mixture.padded([_Mixture.of(side, None) for side in (values, 1 - values)])
     return float(np.clip(2 * (1 - _chance_under(np.array([mean, 1 - mean]), sides).max()), 0.0, 1.0))
@@ -147,18 +143,18 @@ def mean_p_value(values: Floats, mean: float) -> float:
 def residual_risk(
     times_seen: Counts, first_seen: Counts, is_new: Bools, is_searched: Bools, n_tests: int
 ) -> Estimate | None:
-    """The chance that the next uniform test shows a distinct fault that no test of the campaign has seen.
+    """The probability that the next uniform test shows a distinct fault that no test of the campaign has found.
 
-    The columns describe the distinct faults of the uniform stream: how often it saw each and at which of its `n_tests`
-    tests first, whether the search had not seen it by then, and whether the search has seen it at any time. Returns
-    None without a uniform test.
+    The columns describe the distinct faults of the uniform stream: how often it found each and at which of its
+    `n_tests` tests first, whether the search had not found it by then, and whether the search has found it at any time.
+    Returns None without a uniform test.
 
-    - The value is `unseen_mass` over the later half of the tests: faults that the earlier tests or the search have seen
+    - The value is `unseen_mass` over the later half of the tests; faults that earlier tests or the search have found
       are known. The less time the search has had to react to a test, the smaller the bias.
     - The lower limit is that of the last quarter, where the bias is smallest.
-    - The upper limit does not depend on how the search reacts: what is unknown never grows, so the chance is now at
-      most what it was on average over these tests, and each of them was a fair trial of it at its time. It is the
-      smaller of the binomial limits over the later half and over all tests.
+    - The upper limit does not depend on how the search reacts. Unknown faults never become more, so the probability is
+      at most its average over these tests, each of which was a fair trial at its time. The limit is the smaller of the
+      binomial limits over the later half and over all tests.
     """
     if n_tests < 1:
         return None
@@ -180,13 +176,14 @@ def residual_risk(
 
 
 def unseen_mass(times_seen: Counts, n_tests: int) -> Estimate | None:
-    """The chance that the next of these tests shows something new to them (Good and Turing); None without a test.
+    """The probability that the next of these tests shows a new distinct fault (Good-Turing); None without a test.
 
     `times_seen` counts how often each distinct fault was seen, `[distinct faults]`. The limits come from an identity:
-    for a fault expected `x` times, seen `c` times, `exp(a x [c = 0]) (1 - a**c)[c > 0]` has mean 1 for every `x` and
-    `a < 1` (a Poisson count; the lower limit takes `-a`). So with chance `1 - tail` the sum of `x` over the unseen
-    stays under `(log(1/tail) - sum log(1 - a**c)) / a`, whatever the faults' chances. Many singletons make that bound
-    of Chernoff's type too wide; `z**2 / 2` for the logarithm makes it Esty's normal interval, which is then correct.
+    for a fault expected `x` times and seen `c` times, `exp(a x [c = 0]) (1 - a**c)[c > 0]` has mean 1 for every `x` and
+    `a < 1` (with Poisson counts; the lower limit uses `-a`). With probability `1 - tail`, the sum of `x` over unseen
+    faults is therefore below `(log(1/tail) - sum log(1 - a**c)) / a`, whatever the probabilities of the faults. With
+    many singletons, this Chernoff bound is too wide; `z**2 / 2` in place of the logarithm makes it Esty's normal
+    interval, which is then correct.
     """
     seen = _counts(times_seen)
     seen = seen[seen > 0]
@@ -199,7 +196,7 @@ def unseen_mass(times_seen: Counts, n_tests: int) -> Estimate | None:
         return None
     often, frequency = np.unique(seen, return_counts=True)
     singletons = int((seen == 1).sum())
-    # The unseen faults cannot exceed all faults; given the seeds, tests are independent.
+    # There are at most as many unseen faults as faults; given the seeds, tests are independent.
     high = min(_unseen_limit(often, frequency) / n_tests, _binomial_limit(n_faults, n_tests), 1.0)
     return Estimate(singletons / n_tests, _unseen_floor(often, frequency, singletons) / n_tests, high)
 
@@ -212,9 +209,9 @@ def _counts(values: Counts) -> Floats:
 
 
 def _mean_limits(samples: Sequence[Sample], tail: float) -> list[float]:
-    """Gaffke's upper limit for the mean of each distribution on 0..1 that some values, with weights, are a sample of.
+    """Gaffke's upper limit for the mean of each distribution on 0..1, given a sample of values with weights.
 
-    All are found at the same time, which takes hardly longer than one of them.
+    All limits are found together, which takes hardly longer than finding one.
     """
     from scipy.special import betaincinv
 
@@ -227,7 +224,7 @@ def _mean_limits(samples: Sequence[Sample], tail: float) -> list[float]:
         elif points[0] < points[-1]:
             mixtures[k] = mixture
     most = max((len(mixture.points) for mixture in mixtures.values()), default=1)
-    at, at_once = [*mixtures], max(1, AT_ONCE // most)
+    at, at_once = [*mixtures], max(1, POINTS_PER_BATCH // most)
     for first in range(0, len(at), at_once):
         part = at[first : first + at_once]
         limits[part] = _quantiles(_Mixture.padded([mixtures[k] for k in part]), 1 - tail)
@@ -236,9 +233,9 @@ def _mean_limits(samples: Sequence[Sample], tail: float) -> list[float]:
 
 @dataclass(frozen=True)
 class _Mixture:
-    """The mean of `points`, each counted by its scale, under weights of a Dirichlet(`counts`) distribution.
+    """A Bayesian bootstrap: the mean of `points`, weighted by `scales` times weights that are Dirichlet(`counts`).
 
-    It is a Bayesian bootstrap. The arrays are `[points]`, or `[mixtures, points]` for several mixtures.
+    The arrays are `[points]`, or `[mixtures, points]` for several mixtures.
     """
 
     points: Floats
@@ -247,12 +244,12 @@ class _Mixture:
 
     @staticmethod
     def of(values: Floats, weights: Floats | None) -> _Mixture:
-        """The bootstrap of the values and of one more, which is 1 and has the largest weight."""
+        """The bootstrap of the values and of an additional value of 1 with the largest weight."""
         points = np.append(values, 1.0)
         if weights is None:
             points, counts = np.unique(points, return_counts=True)
             return _Mixture(points, counts.astype(np.float64), np.ones(len(points)))
-        # In steps of 5%, so that many are the same.
+        # Weights are rounded to steps of 5%, so that many are equal.
         steps = np.round(np.log(np.append(weights, weights.max()).clip(1e-300)) * 20)
         (points, steps), counts = np.unique([points, steps], axis=1, return_counts=True)
         return _Mixture(points, counts.astype(np.float64), np.exp((steps - steps.max()) / 20))
@@ -262,7 +259,7 @@ class _Mixture:
 
     @staticmethod
     def padded(mixtures: Sequence[_Mixture]) -> _Mixture:
-        """Several mixtures as one, with points that do not count where there are fewer."""
+        """Stack several mixtures, padding the shorter ones with points that do not count."""
         width = max(len(each.points) for each in mixtures)
         columns = [[each.points, each.counts, each.scales] for each in mixtures]
         points, counts, scales = np.array(
@@ -272,9 +269,9 @@ class _Mixture:
 
 
 def _quantiles(mixtures: _Mixture, share: float) -> Floats:
-    """The quantile of each mixture, by secants.
+    """The quantile of each mixture, by the secant method.
 
-    On the scale of normal quantiles the chance of being under a limit is almost straight, so that it takes few steps.
+    On the scale of normal quantiles, the probability of being below a limit is almost linear, so few steps are needed.
     """
     from scipy.special import ndtri
 
@@ -289,7 +286,7 @@ def _quantiles(mixtures: _Mixture, share: float) -> Floats:
     last, limit = mean, np.minimum(1.0, mean + ndtri(share) * np.sqrt(variance))
     low, high, at = points.min(1), np.ones(len(points)), np.arange(len(points))
     of_last, of_limit = excess(last, at), excess(limit, at)
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MAX_STEPS):
         low, high = np.where(of_limit < 0, limit, low), np.where(of_limit < 0, high, limit)
         at = (np.minimum(np.abs(of_limit), high - low) > _PRECISION).nonzero()[0]
         if not len(at):
@@ -303,38 +300,38 @@ def _quantiles(mixtures: _Mixture, share: float) -> Floats:
     return np.asarray(limit)
 
 
-_PRECISION, _MOST_STEPS = 1e-9, 100
+_PRECISION, _MAX_STEPS = 1e-9, 100
 _FREQUENCY_STEP, _NEGLIGIBLE = 0.1, 1e-9
 _FREQUENCIES = np.split(np.exp(np.arange(-8, 20, _FREQUENCY_STEP)), (100, 180))
-"""Most samples need those of the first block only."""
-_BEFORE = float(_FREQUENCIES[0][0] / np.expm1(_FREQUENCY_STEP))
+"""Frequencies of the integral in blocks; for most samples the first block is enough."""
+_LOW_FREQUENCY_SUM = float(_FREQUENCIES[0][0] / np.expm1(_FREQUENCY_STEP))
 """The sum of the frequencies below the first one, where the integrand is proportional to them."""
-AT_ONCE = 1 << 10
-"""Points of the mixtures that are looked at together: their intermediate results fit into a cache."""
+POINTS_PER_BATCH = 1 << 10
+"""Points of mixtures that are processed together, so that their intermediate results fit into a cache."""
 
 
 def _chance_under(limit: Floats, mixtures: _Mixture) -> Floats:
-    """The chance that each mixture is under its limit.
+    """The probability that each mixture is below its limit.
 
-    It is the chance that independent Gamma(count) variables times `point - limit` add up to less than zero: Imhof's
-    integral over the characteristic function, on a logarithmic scale, where the trapezoid rule is good to eight digits.
+    It is the probability that independent Gamma(count) variables times `point - limit` add up to less than zero, by
+    Imhof's integral over the characteristic function. On a logarithmic scale, the trapezoid rule gives eight digits.
     """
     offsets, counts = (mixtures.points - limit[:, None]) * mixtures.scales, mixtures.counts
     mean, sd = (counts * offsets).sum(1), np.sqrt((counts * offsets**2).sum(1))
-    standard, total = (offsets / sd[:, None])[:, None], mean / sd * _BEFORE
+    standard, total = (offsets / sd[:, None])[:, None], mean / sd * _LOW_FREQUENCY_SUM
     for block in _FREQUENCIES:
         scaled = block[:, None] * standard
         modulus = np.exp(-0.5 * (np.log1p(scaled * scaled) @ counts[..., None])[..., 0])
         total += (np.sin((np.arctan(scaled) @ counts[..., None])[..., 0]) * modulus).sum(1)
-        if modulus[:, -1].max() < _NEGLIGIBLE:  # it falls with the frequency
+        if modulus[:, -1].max() < _NEGLIGIBLE:  # the modulus falls with the frequency
             break
-    # Far beyond either limit by Cantelli's inequality, the integrand would swing too fast.
+    # Eight deviations away, the integrand oscillates too fast, but Cantelli's inequality gives the answer.
     chance = 0.5 - total * _FREQUENCY_STEP / np.pi
     return np.asarray(np.where(np.abs(mean) > 8 * sd, mean < 0, chance))
 
 
 def _binomial_limit(successes: float, trials: float) -> float:
-    """Clopper and Pearson's upper limit."""
+    """The Clopper-Pearson upper limit."""
     from scipy.special import betaincinv
 
     return 1.0 if successes >= trials else float(betaincinv(successes + 1, trials - successes, 1 - TAIL_PROBABILITY))
@@ -343,42 +340,42 @@ def _binomial_limit(successes: float, trials: float) -> float:
 _UPWARD = np.append(np.linspace(0.002, 0.1, 50), np.linspace(0.1, 0.99, 90))[:, None]
 _DOWNWARD = np.append(np.linspace(0.002, 0.1, 50), np.linspace(0.1, 0.999, 90))[:, None]
 _PSEUDO_SINGLETONS = 0.65
-"""Added to the singletons: if there are none, the upper limit is that of Poisson, 3.69 faults."""
+"""Added to the number of singletons; without any, the upper limit is then that of a Poisson count, 3.69 faults."""
 
 
 def _unseen_limit(often: Floats, frequency: NDArray[np.integer[Any]]) -> float:
-    """Upper limit for the number of unseen faults that as many tests again would find."""
+    """The upper limit of the number of unseen faults that as many tests again would find."""
     cost = _HALF_Z2 - _PSEUDO_SINGLETONS * np.log1p(-_UPWARD[:, 0]) - np.log1p(-(_UPWARD**often)) @ frequency
     return float((cost / _UPWARD[:, 0]).min())
 
 
 def _unseen_floor(often: Floats, frequency: NDArray[np.integer[Any]], singletons: int) -> float:
-    """Lower limit for the same."""
-    # All faults may be known although some were seen only once: with few singletons, the full bound applies.
+    """The lower limit of the number of unseen faults that as many tests again would find."""
+    # With few singletons the full bound applies, because all faults may be known although some were seen only once.
     price = _HALF_Z2 + (_LOG_TAIL - _HALF_Z2) / np.sqrt(1 + singletons)
-    is_even = often % 2 == 0  # odd counts above one would only help; without them the limit stays under the estimate
+    is_even = often % 2 == 0  # odd counts above one could raise the limit above the estimate
     gain = singletons * np.log1p(_DOWNWARD[:, 0]) + np.log1p(-(_DOWNWARD ** often[is_even])) @ frequency[is_even]
     return max(0.0, float(((gain - price) / _DOWNWARD[:, 0]).max()))
 
 
-FACTOR = 4
-"""Within reach is what this many times the tests would find."""
-PRIOR = 0.5
-"""Added to the findings of the last doubling: having found nothing does not mean a rate of zero (Jeffreys' prior)."""
-TREND, TREND_TESTS = 0.4, 15
-"""How far the trend of the last two doublings continues over the next two, and the number of findings in them that
-earns half of that. On real curves each doubling finds about as much as the one before."""
+REACH_FACTOR = 4
+"""Faults are within reach if this many times the tests would find them."""
+PRIOR_FINDINGS = 0.5
+"""Added to the findings of the last doubling, because having found nothing does not mean a rate of zero (Jeffreys)."""
+TREND_WEIGHT, TREND_TESTS = 0.4, 15
+"""How far the trend of the last two doublings is continued at most, and the number of findings in them at which it is
+continued half as far. On real curves, each doubling finds about as much as the one before."""
 FORECAST_SPREAD = 0.5
-"""Standard deviation of the logarithm of what real campaigns find about this rule, beyond the chance in the counts."""
-CAUTION = 0.75
-"""`Reach.recall` takes this quantile of what is still to be found."""
+"""Standard deviation, on the log scale, of the findings of real campaigns around the forecast, beyond Poisson noise."""
+RECALL_QUANTILE = 0.75
+"""The quantile of what is still to be found that `Reach.recall` uses."""
 
 
 @dataclass(frozen=True)
 class Reach:
-    """A forecast of what the same search would have found after `FACTOR` times the tests.
+    """A forecast of what the same search would have found after `REACH_FACTOR` times the tests.
 
-    What is still to be found is a negative binomial variable with this mean and shape, and at most `n_left`.
+    The number still to be found is a negative binomial variable with this mean and shape, capped at `n_left`.
     """
 
     found: int
@@ -388,53 +385,53 @@ class Reach:
     n_left: int | None = None
 
     def quantile(self, share: float) -> int:
-        """The smallest number that what is still to be found exceeds with a probability of at most `1 - share`."""
+        """The quantile of the number still to be found."""
         from scipy.special import betainc
 
         odds = self.shape / (self.shape + self.mean)
-        n = bisect_left(range(MOST_COUNTED), share, key=lambda n: float(betainc(self.shape, n + 1, odds)))
+        n = bisect_left(range(MAX_COUNT), share, key=lambda n: float(betainc(self.shape, n + 1, odds)))
         return n if self.n_left is None else min(n, self.n_left)
 
     @property
     def estimate(self) -> Estimate:
-        """What is within reach, found or not."""
+        """The number within reach, including what was found."""
         value, low, high = (float(self.found + self.quantile(share)) for share in (0.5, 0.025, 0.975))
         return Estimate(value, low, high)
 
     @property
     def recall(self) -> float | None:
-        """The share of what is within reach that was found, this or more with probability `CAUTION`; None if none."""
-        return self.found / (self.found + self.quantile(CAUTION)) if self.found else None
+        """A lower limit, with probability `RECALL_QUANTILE`, of the share within reach found; None if nothing was."""
+        return self.found / (self.found + self.quantile(RECALL_QUANTILE)) if self.found else None
 
     def tests_to(self, share: float) -> int:
-        """How many more tests find this share of what is within reach, if each doubling finds the same."""
+        """The number of further tests to find this share of what is within reach, if each doubling finds as much."""
         missing = self.quantile(0.5)
         needed = share * (self.found + missing) - self.found
         if needed <= 0:
             return 0
-        growth = float(FACTOR) ** (needed / missing)
+        growth = float(REACH_FACTOR) ** (needed / missing)
         more: int = math.ceil(self.n_tests * (growth - 1))
         return more
 
 
 def forecast(found_at: Iterable[int], n_tests: int, n_all: int | None = None) -> Reach:
-    """What is within reach after `n_tests` tests; `found_at` are the tests that found something for the first time.
+    """Forecast what is within reach after `n_tests` tests; `found_at` are the tests that found something new.
 
-    Let n1 and n2 be the findings of the last two doublings, the tests in (T/4, T/2] and (T/2, T]. The next two
+    Let n1 and n2 be the findings of the last two doublings, in the tests (T/4, T/2] and (T/2, T]. The next two
     doublings find `2 n2 (n2/n1)**w`, where the weight w of the trend is small unless the counts are large. `n_all` is
-    the number that can be found at all, such as the number of seeds: what is left of it becomes harder to find.
+    the number that exists, such as the number of seeds; the fewer are left, the harder they are to find.
     """
     numbers = np.fromiter(found_at, dtype=np.int64)
     found = len(numbers)
     recent = int((numbers >= n_tests / 2).sum())
     before = int((numbers >= n_tests / 4).sum()) - recent
-    weight = TREND * (recent + before) / (recent + before + TREND_TESTS)
+    weight = TREND_WEIGHT * (recent + before) / (recent + before + TREND_TESTS)
     trend = ((recent + 0.5) / (before + 0.5)) ** weight
-    mean = 2 * (recent + PRIOR) * trend * math.exp(FORECAST_SPREAD**2 / 2)  # the rule holds for the median
+    mean = 2 * (recent + PRIOR_FINDINGS) * trend * math.exp(FORECAST_SPREAD**2 / 2)  # the rule holds for the median
     n_left = None
     if n_all is not None:
         n_left = max(0, n_all - found)
         chance = min(1.0, mean / 2 / max(n_left + recent, 1))  # per doubling, of each that is left
         mean = n_left * (1 - (1 - chance) ** 2)
-    spread = (1 + 1 / (recent + PRIOR)) * math.exp(FORECAST_SPREAD**2) - 1
+    spread = (1 + 1 / (recent + PRIOR_FINDINGS)) * math.exp(FORECAST_SPREAD**2) - 1
     return Reach(found, n_tests, max(mean, 1e-9), 1 / spread, n_left)

@@ -44,7 +44,7 @@ class DisturbedInputs(NamedTuple):
     clean: Tensor
     disturbed: Tensor
     motion: Motion | None
-    """How the disturbed pictures have moved; None if the oracle need not know."""
+    """How the disturbed pictures have moved; None if it does not matter to the oracle."""
 
 
 class ChunkAnswers(NamedTuple):
@@ -64,19 +64,19 @@ class GradedChunk(NamedTuple):
 
 
 class Observer(Protocol):
-    """Sees every activation that the calculator computes; a campaign's criterion is one."""
+    """Receives every activation that the calculator computes; the view of a campaign's criterion is an observer."""
 
     can_be_captured: bool
-    """Whether `on_activation` may become part of a CUDA graph; `begin` is then also called when the graph is run."""
+    """Whether a CUDA graph may capture `on_activation`; `begin` is then also called when the graph is run."""
 
     def begin(self, n_inputs: int, device: torch.device, dtype: torch.dtype) -> None:
         """A forward pass is about to start."""
 
     def on_activation(self, layer: Layer, activation: Tensor) -> None:
-        """Take one layer's activation as the model computed it."""
+        """Receive one layer's activation as the model computed it."""
 
     def keep_clean(self, first: int, n: int, n_seeds: int) -> None:
-        """Keep what the last pass showed as the clean activations of the seeds from `first` on."""
+        """Keep the activations of the last pass as the clean ones of the `n` seeds from `first` on."""
 
     def end(self, n: int, outputs: Tensor, seed: Tensor | None = None) -> object:
         """The pass has ended; its first `n` inputs were tests of the seeds `seed`."""
@@ -87,19 +87,19 @@ class Observer(Protocol):
 
 @dataclass(frozen=True)
 class Limits:
-    """How many tests share a forward pass, what is kept of the clean inputs, and which tests are not run."""
+    """How many tests share a forward pass, the memory for clean activations, and which tests are not run."""
 
     clean_bytes: int = 0
     """Memory for clean activations."""
     chunk: int | None = None
-    """The number of tests per forward pass if an earlier campaign has determined it."""
+    """Tests per forward pass, if an earlier campaign has determined this number."""
     batch_size: int | None = None
     least: Mapping[str, float] = field(default_factory=dict)
-    """How similar tests must be to their seeds, by measure."""
+    """The least similarity of tests to their seeds, by measure."""
 
     @staticmethod
     def of(settings: Settings, device: torch.device, chunk: int | None = None, n_sharing: int = 1) -> Limits:
-        """Those of a campaign. `n_sharing` processes share the memory."""
+        """The limits of a campaign whose memory is shared by `n_sharing` processes."""
         if settings.clean_memory_gib is None:
             clean_bytes = spare_bytes(device) // n_sharing
         else:
@@ -123,7 +123,7 @@ class Calculator:
         limits: Limits,
         inputs: Tensor | Rows | None = None,
     ) -> None:
-        """inputs: those of the seeds, if they were checked."""
+        """inputs: the inputs of the seeds, if they have been checked."""
         self.target, self.seeds, self.layers, self.limits = target, seeds, layers, limits
         self.by_name = {layer.name: layer for layer in layers}
         self.device, self.n_neurons = target.device, layers[-1].stop
@@ -141,9 +141,9 @@ class Calculator:
         self.clean = Clean(oracle, nothing, nothing, None, CleanActivations(layers, 0, 0, self.dtype, self.device))
         self.observer: Observer | None = None
         self.own_passes = perturbation.passes
-        """Passes that the perturbation of a test takes, as far as tests have shown; some tasks take more."""
+        """Passes that the perturbation of a test takes: the most so far, since some tasks take more than others."""
         self.passes = self.n_recomputed = 0
-        """Passes that were counted, and clean inputs that were run again, which are not."""
+        """Passes that count, and clean inputs that were run again, which do not count."""
         is_undecided = target.device.type == "cuda" and limits.batch_size is None
         self.graphs = self._no_graphs(None if is_undecided else 0)
         self._shared_graphs: dict[int, CapturedChunk] = {}
@@ -152,7 +152,7 @@ class Calculator:
     def trace(
         target: AnyTarget, seeds: Seeds, perturbation: Perturbation, oracle: Oracle, limits: Limits | None = None
     ) -> Calculator:
-        """A calculator for the layers that tracing the target with the first seed finds."""
+        """Trace the target with the first seed, and return a calculator for the layers that are found."""
         inputs = _checked(seeds, target)
         before = target.requests.sent.copy() if isinstance(target, BlackBox) else Counter[str]()
         place_others(target, seeds, torch.zeros(1, dtype=torch.int64))
@@ -163,10 +163,10 @@ class Calculator:
         calculator._sent_before = before
         return calculator
 
-    def under(self, perturbation: Perturbation) -> Calculator:
-        """A calculator for another perturbation with the same clean inputs, outputs and activations, after a sweep.
+    def with_perturbation(self, perturbation: Perturbation) -> Calculator:
+        """Return a calculator for another perturbation that shares the swept inputs, outputs and activations.
 
-        It has spent no passes, and neither measures nor releases anything of this one.
+        It starts with 0 passes and buffers of its own.
         """
         other = copy(self)
         other.perturbation = perturbation.fitted(tuple(self.seeds.shape[1:]))
@@ -191,7 +191,7 @@ class Calculator:
 
     @property
     def sent(self) -> dict[str, int] | None:
-        """What a black box was sent by this calculator, and to find its layers; None for other targets."""
+        """What a black box has received, including to find its layers; None for other targets."""
         if not isinstance(self.target, BlackBox) or self.target.keeps_padding:
             return None
         return {name: n - self._sent_before[name] for name, n in self.target.requests.sent.items()}
@@ -201,25 +201,25 @@ class Calculator:
         return Accumulator(self.n_neurons, self.device, self.dtype)
 
     def cost(self, needs_gradient: bool, n_rivals: int = 0) -> int:
-        """Passes per test; with its gradient in theta if it needs one, and those of rival models beside the target."""
+        """Passes per test, including those for its gradient in theta, if it needs one, and those of rival models."""
         own = self.own_passes
         if not needs_gradient:
             return 1 + own
         gradient = 3 + own if self.has_gradient else (1 + own) * (1 + 2 * len(self.perturbation.theta))
         return gradient + 3 * n_rivals
 
-    # What is known of the clean inputs
+    # Clean inputs
 
-    def allot_clean(self, device: torch.device) -> None:
-        """Make room for clean activations on a device; on `meta`, only how many fit is known."""
+    def allocate_clean(self, device: torch.device) -> None:
+        """Allocate memory for clean activations on a device; on `meta`, only determine how many fit."""
         n_seeds, max_bytes = len(self.inputs), self.limits.clean_bytes
         kept = CleanActivations(self.layers, n_seeds, max_bytes, self.dtype, device, least=self.chunk)
         self.clean = replace(self.clean, kept=kept)
 
     def keep_clean(self, seeds: Ints, in_use: Ints = NO_SEEDS) -> None:
-        """Run those of the clean inputs `seeds` whose activations are not kept, in place of those used least.
+        """Keep the clean activations of `seeds`: run those that are missing, and replace the least used ones.
 
-        A campaign counts their passes once, in its sweep: results do not depend on the memory. in_use: see `make_room`.
+        Only the passes of the sweep count, so that results do not depend on the memory. in_use: see `make_room`.
         """
         kept = self.clean.kept
         if kept.is_complete:
@@ -237,9 +237,9 @@ class Calculator:
         kept.filled(missing, rows)
 
     def take_clean(self, outputs: Tensor, oracle: Oracle | None = None, *, settles: bool = False) -> None:
-        """Take the clean outputs, and with them the answers that tests are compared with.
+        """Set the clean outputs and the answers that tests are compared with.
 
-        oracle: another than the present one. settles: whether the outputs decide what the oracle leaves open.
+        oracle: the new oracle, if it changes. settles: whether to settle the oracle with these outputs.
         """
         oracle, outputs = oracle or self.clean.oracle, outputs.float()
         labels = None if self.seeds.labels is None else self.seeds.labels.to(self.device)
@@ -261,9 +261,9 @@ class Calculator:
     def run_chunk(
         self, tests: Tests, chunk: int, forward: Forward | None = None, disturb: Disturb | None = None
     ) -> ChunkAnswers:
-        """Run at most `chunk` tests at that shape; nothing is folded.
+        """Run at most `chunk` tests, padded to that number; nothing is folded.
 
-        forward and disturb: run the model and disturb its inputs, which then have not moved; by default as they are.
+        forward and disturb: replacements for the model and the perturbation; inputs from `disturb` have not moved.
         """
         columns, n, motion = columns_of(tests, chunk, self.device), len(tests), None
         with torch.no_grad():
@@ -276,7 +276,7 @@ class Calculator:
             return ChunkAnswers(disturbed[:n], outputs, motion and motion[:n])
 
     def grade_chunk(self, tests: Tests, forward: Forward | None = None, disturb: Disturb | None = None) -> GradedChunk:
-        """Run at most a chunk of tests, see `run_chunk`, and compare their outputs; labels move with the content."""
+        """Run at most a chunk of tests, see `run_chunk`, and compare their outputs; labels move with the pictures."""
         rows, clean = torch.from_numpy(tests.seed).to(self.device, non_blocking=True), self.clean
         _, outputs, motion = self.run_chunk(tests, self.chunk, forward, disturb)
         with torch.no_grad():
@@ -296,7 +296,9 @@ class Calculator:
         before: list[Tensor] = []
         for first in range(0, n_tests, size):
             block = [padded(column[first : first + size], size) for column in (rows, theta, noise_seed)]
-            is_same = before and not theta.requires_grad and all(map(torch.equal, before, block))  # as in a replay
+            is_same = (
+                before and not theta.requires_grad and all(map(torch.equal, before, block))
+            )  # in a replay, all tests are the same
             if is_same:
                 blocks.append(blocks[-1])
                 continue
@@ -313,7 +315,7 @@ class Calculator:
     def _perturb(
         self, inputs: Tensor, rows: Tensor, theta: Tensor, noise_seed: Tensor, n_tests: int
     ) -> tuple[Tensor, Motion | None]:
-        """The disturbed inputs and their motion; those from `n_tests` on are padding, whose passes do not count."""
+        """The disturbed inputs and their motion; the passes of padding, from `n_tests` on, do not count."""
         place_others(self.target, self.seeds, rows)
         clean, features = self.clean, self.seeds.features if self.perturbation.inputs == "table" else None
         context = Context.of_task(
@@ -330,7 +332,7 @@ class Calculator:
     def read(self, rows: Tensor) -> Tensor:
         """The clean inputs of the seeds `rows`, which the target runs next.
 
-        Those in memory were checked when the calculator was created.
+        Inputs in memory were checked when the calculator was created, others are checked here.
         """
         place_others(self.target, self.seeds, rows)
         inputs = self.inputs.index_select(0, rows) if isinstance(self.inputs, Tensor) else self.inputs[rows]
@@ -339,18 +341,18 @@ class Calculator:
         return inputs
 
     def clean_pass(self, rows: Tensor, on_activation: OnActivation, observer: Observer | None = None) -> Tensor:
-        """One pass of the clean inputs of the seeds `rows`, which is not counted."""
+        """One forward pass of the clean inputs of the seeds `rows`, which does not count."""
         with torch.no_grad():
             return self.forward(self.read(rows), on_activation, observer)
 
     def forward(self, inputs: Tensor, on_activation: OnActivation, observer: Observer | None = None) -> Tensor:
-        """One forward pass; `on_activation` gets activations `[inputs, neurons]`, the observer as they are."""
+        """One forward pass; only `on_activation` gets activations in the shape `[inputs, neurons]`."""
         return self.run_model(
             inputs, lambda layer, activation: on_activation(layer, flatten(activation, layer, len(inputs))), observer
         )
 
     def run_model(self, inputs: Tensor, on_activation: OnActivation, observer: Observer | None = None) -> Tensor:
-        """One forward pass; both get activations as they are."""
+        """One forward pass; both callbacks get activations as the model computed them."""
         n_layers = 0
         if observer is not None:
             observer.begin(len(inputs), self.device, self.dtype)
@@ -375,6 +377,6 @@ class Calculator:
 
 
 def _checked(seeds: Seeds, target: AnyTarget) -> Tensor | Rows:
-    """The clean inputs, within the bounds; those that are read later are checked then."""
+    """The clean inputs, within the bounds; `Rows` are checked when they are read."""
     inputs = seeds.inputs
     return within_bounds(inputs, target.bounds, seeds.seed_id) if isinstance(inputs, Tensor) else inputs

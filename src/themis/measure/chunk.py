@@ -16,15 +16,15 @@ from themis.measure.tests import Tests
 from themis.target.activations import Layer
 
 CHUNK_ACTIVATIONS = 1 << 24
-"""Activations of one chunk on a CPU: 64 MiB of them. Larger chunks do not fit into its caches."""
-CHUNK_LEAST, CHUNK_MOST = 8, 256
+"""Activations per chunk on a CPU, 64 MiB; larger chunks do not fit into its caches."""
+MIN_CHUNK, MAX_CHUNK = 8, 256
 ACCELERATOR_BATCH = 256
-PASS_STEPS, PASS_LEAST, ACCELERATOR_STEP = 16, 8, 32
-"""A pass of fewer tests than a chunk is padded to a multiple of a sixteenth of the chunk, at least 8; on an accelerator
+PASS_STEPS, MIN_PASS, ACCELERATOR_STEP = 16, 8, 32
+"""A pass of less than a chunk is padded to a multiple of a sixteenth of the chunk, but of 8 or more; on an accelerator,
 to a multiple of 32."""
-ATTACK_ACTIVATIONS, ATTACK_LEAST = 1 << 17, 16
-"""Activations per layer that a block of an attack has on a CPU at least, and its fewest tests. By measurement, chunks
-that are full take 0.7 (DAVE-2) to 1.06 (ResNet-56) times as long in such blocks as in one piece."""
+ATTACK_ACTIVATIONS, MIN_ATTACK = 1 << 17, 16
+"""Least number of activations per layer, and of tests, in a block of an attack on a CPU. In such blocks, a full chunk
+was measured to take 0.7 (DAVE-2) to 1.06 (ResNet-56) times as long as in one piece."""
 
 Result = TypeVar("Result")
 
@@ -32,41 +32,41 @@ Result = TypeVar("Result")
 def chunk_size(n_neurons: int, device: torch.device, batch_size: int | None) -> int:
     """The number of tests in one forward pass.
 
-    On a CPU it depends on the model alone: kernels round differently for different batch shapes, and results must not
-    depend on `batch_size`. On an accelerator it is `batch_size`, and only near-ties can differ.
+    On a CPU it depends on the model alone, because kernels round differently for different batch shapes, and results
+    must not depend on `batch_size`. On an accelerator it is `batch_size`; only near-ties can differ.
     """
     if device.type != "cpu":
         return batch_size or ACCELERATOR_BATCH
     fitting = max(1, CHUNK_ACTIVATIONS // n_neurons)
-    return min(CHUNK_MOST, max(CHUNK_LEAST, 1 << round(math.log2(fitting))))
+    return min(MAX_CHUNK, max(MIN_CHUNK, 1 << round(math.log2(fitting))))
 
 
 def pass_size(n_tests: int, chunk: int, device: torch.device, block: int = 1) -> int:
-    """Rows of a forward pass of `n_tests` tests, padding included; on a CPU at least `block`, the size of an attack.
+    """The number of rows in a forward pass of `n_tests` tests with padding; `block` is the block size of an attack.
 
-    There are few sizes, so that kernels are prepared for few shapes. Another size may round differently: the size is
-    recorded with each fault, and a replay uses it.
+    There are few sizes, so that kernels are prepared for few shapes. Sizes may round differently: the size is recorded
+    with each fault, and a replay uses it.
     """
-    step = max(PASS_LEAST, chunk // PASS_STEPS, block) if device.type == "cpu" else ACCELERATOR_STEP
+    step = max(MIN_PASS, chunk // PASS_STEPS, block) if device.type == "cpu" else ACCELERATOR_STEP
     return min(chunk, -(-n_tests // step) * step)
 
 
 def attack_size(n_rows: int, layers: Sequence[Layer], device: torch.device) -> int:
-    """Tests that an attack works on at a time, in a pass of `n_rows`.
+    """The number of tests per block of an attack, in a pass of `n_rows`.
 
-    Its steps cost tens to hundreds of passes, and so does padding. On a CPU it therefore runs in blocks of one fixed
-    size, so that only the last block has padding and results still do not depend on the tests beside a test. The size
-    depends on the model alone: small layers need more tests, or the calls of operations would cost more than they do.
+    The steps of an attack take tens to hundreds of passes, for padding too. On a CPU, blocks therefore have one fixed
+    size: only the last one has padding, and results do not depend on the other tests of a pass. The size depends on the
+    model alone: with small layers, blocks have more tests, or the overhead of calls would outweigh their work.
     """
     if device.type != "cpu":
         return n_rows
     per_layer = max(1, layers[-1].stop // len(layers))
     size = 1 << max(0, math.ceil(math.log2(ATTACK_ACTIVATIONS / per_layer)))
-    return min(n_rows, max(ATTACK_LEAST, size))
+    return min(n_rows, max(MIN_ATTACK, size))
 
 
 def padded(rows: Tensor, size: int) -> Tensor:
-    """`rows` padded to `size` by repeating the last one, so that every forward pass has the same shape."""
+    """Pad `rows` to `size` by repeating the last row, so that every forward pass has the same shape."""
     if rows.shape[0] == size:
         return rows
     return torch.cat([rows, rows[-1:].expand(size - len(rows), *rows.shape[1:])])
@@ -121,7 +121,7 @@ class ChunkBuffers:
             )
 
     def shrink(self, chunk: int) -> None:
-        """Take over a smaller chunk from another process that has run out of memory."""
+        """Reduce the chunk to the size that another process uses after running out of memory."""
         if chunk < self.chunk:
             self.release()
             self.chunk, self.is_short = chunk, True

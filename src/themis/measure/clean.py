@@ -21,18 +21,17 @@ from themis.target.blackbox import BlackBox
 from themis.target.target import AnyTarget, Target
 
 SPARE_SHARE, SPARE_SHARE_OF_GPU = 0.25, 0.5
-"""Shares of the free memory that clean activations may take by default: the rest is for other processes, which do the
-same, and for chunks."""
+"""Shares of the free memory for clean activations by default. The rest is for chunks, and for other processes, which
+may be campaigns too."""
 NO_SEEDS = np.zeros(0, dtype=np.int64)
 Activations = dict[str, Tensor]
 """Activations `[inputs, neurons]` by layer."""
 
 
 class CleanActivations:
-    """The activations of as many seeds as fit in `max_bytes`, but at least of `least`; each of these seeds has a row.
+    """The activations of as many seeds as fit in `max_bytes`, at least `least` of them; each of these seeds has a row.
 
-    If others are needed, they take the rows of the seeds that were used least. If all seeds fit, the row of each is its
-    own number.
+    If others are needed, they take the rows of the least used seeds. If all seeds fit, the row of a seed is its number.
     """
 
     def __init__(
@@ -59,18 +58,18 @@ class CleanActivations:
         return not self.is_short and not self.n_empty
 
     def rows(self, seeds: Ints) -> Ints:
-        """The rows of seeds, whose activations must be kept."""
+        """The rows of seeds; their activations must be kept."""
         return self._row[seeds] if self.is_short else seeds
 
     def n_fitting(self, seeds: Ints) -> int:
-        """How many of the first of these seeds, which may be repeated, can have rows at the same time."""
+        """How many of the first `seeds`, which may be repeated, can have rows at the same time."""
         firsts = np.unique(seeds, return_index=True)[1]
         return len(seeds) if len(firsts) <= self.n_kept else int(np.sort(firsts)[self.n_kept])
 
     def make_room(self, seeds: Ints, in_use: Ints = NO_SEEDS) -> tuple[Ints, Ints]:
-        """Which of some seeds have no row, and rows that are empty now; after writing them, call `filled`.
+        """Return the seeds without rows, and rows emptied for them; after writing these, call `filled`.
 
-        Seeds `in_use` keep their rows; together with the others there must be room for them.
+        Seeds `in_use` keep their rows; there must be room for them and `seeds` together.
         """
         wanted, n_uses = np.unique(seeds, return_counts=True)
         self._n_uses[wanted] += n_uses
@@ -90,7 +89,7 @@ class CleanActivations:
         return torch.from_numpy(rows).to(next(iter(self.by_layer.values())).device)
 
     def filled(self, seeds: Ints, rows: Ints) -> None:
-        """From now on, these rows are those of these seeds: all layers were written."""
+        """Assign rows to seeds after all layers were written."""
         self._row[seeds], self._seed[rows] = rows, seeds
         self.n_empty = int((self._seed < 0).sum())
 
@@ -104,7 +103,7 @@ def _allocate(n_rows: int, n_columns: int, dtype: torch.dtype, device: torch.dev
 
 @dataclass(frozen=True)
 class Clean:
-    """What is known of the clean inputs, and what tests are compared with. Of no input before the sweep."""
+    """The clean outputs and activations, and what tests are compared with; empty before the sweep."""
 
     oracle: Oracle
     outputs: Tensor
@@ -125,20 +124,20 @@ class Clean:
 
 
 def spare_bytes(device: torch.device) -> int:
-    """The memory for clean activations unless the user says otherwise: a part of what is free."""
+    """The default memory for clean activations: a share of the free memory."""
     if device.type != "cuda":
         return int(SPARE_SHARE * available_bytes())
     return int(SPARE_SHARE_OF_GPU * _free_bytes(device))
 
 
 def _free_bytes(device: torch.device) -> int:
-    """The free memory of a GPU, with what torch keeps for later."""
+    """The free memory of a GPU, including what torch has reserved."""
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(torch.cuda.mem_get_info(device)[0]) + unused
 
 
 def place(inputs: Tensor | Rows, device: torch.device) -> Tensor | Rows:
-    """Inputs on the device: all of them if they fit into half of its free memory, else row by row on request."""
+    """Move the inputs to the device if they fit into half of its free memory; else each row when it is read."""
     if not isinstance(inputs, Tensor) or device.type != "cuda" or inputs.is_cuda:
         return inputs.to(device)
     if inputs.nbytes <= _free_bytes(device) // 2:
@@ -148,29 +147,27 @@ def place(inputs: Tensor | Rows, device: torch.device) -> Tensor | Rows:
 
 
 def place_others(target: AnyTarget, seeds: Seeds, rows: Tensor) -> None:
-    """Give the target the other inputs of the seeds `rows`, which it runs next, if there are several per example."""
+    """If examples have several inputs, give the target the other inputs of the seeds `rows`, which it runs next."""
     if isinstance(target, Target | BlackBox):
         target.side_inputs.others = None if seeds.others is None else seeds.others.part(rows.cpu()).to(target.device)
 
 
-ROUNDING = 1e-6
-"""Share of the range by which an input may be outside the bounds: as much as rounding does. It is clamped."""
-
-
-LEAST_OF_BYTES = 16
-"""Pictures whose largest value is above this are taken for bytes: the digits of scikit-learn reach 16."""
+BOUNDS_TOLERANCE = 1e-6
+"""Inputs outside the bounds by up to this share of the range are rounding errors, and clamped."""
+BYTE_THRESHOLD = 16
+"""Pictures with a larger maximum are taken for bytes; the digits of scikit-learn reach 16."""
 
 
 def within_bounds(inputs: Tensor, bounds: tuple[float, float], seed_id: Tensor) -> Tensor:
-    """The inputs, clamped if rounding took them outside the bounds; refuses inputs that are further outside.
+    """Return the inputs, clamped if rounding took them outside the bounds; refuse inputs that are further outside.
 
-    Common mistakes get a remedy of their own.
+    For common mistakes, the message has a specific remedy.
     """
     low, high = bounds
     least, most = (float(extreme) for extreme in inputs.aminmax())
     if low <= least and most <= high:
         return inputs
-    slack = ROUNDING * (high - low)
+    slack = BOUNDS_TOLERANCE * (high - low)
     if low - slack <= least and most <= high + slack:
         return inputs.clamp(low, high)
     is_outside = ((inputs < low) | (inputs > high)).flatten(1).any(1)
@@ -178,7 +175,7 @@ def within_bounds(inputs: Tensor, bounds: tuple[float, float], seed_id: Tensor) 
     remedy = "rescale the inputs or pass their true bounds"
     if inputs.ndim == 2:
         remedy += "; --bounds auto, or bounds=(-inf, inf), takes those of a table"
-    elif high <= 1 and LEAST_OF_BYTES < most <= 255 and least >= 0:
+    elif high <= 1 and BYTE_THRESHOLD < most <= 255 and least >= 0:
         remedy = (
             "divide by 255 or pass bounds=(0, 255), which is --bounds 0,255; a model that expects 0..1 then needs "
             "Normalize(0, 255), which is --mean 0 --std 255"

@@ -1,4 +1,4 @@
-"""Distances between tests and their seeds: tests too far away are dropped, and slight disturbances warned of."""
+"""Distances between tests and their seeds, by which tests are dropped and slight disturbances detected."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from themis.errors import UsageError
 WINDOW = 7
 """Side of the SSIM windows in pixels."""
 VALUES_AT_ONCE = 1 << 18
-"""On a CPU, SSIM is computed for about so many values at a time: it takes thirty times their memory."""
+"""Values for which SSIM is computed at a time on a CPU; it takes thirty times their memory."""
 
 
 def distances(inputs: Tensor, disturbed: Tensor, bounds: tuple[float, float]) -> dict[str, Tensor]:
-    """How far tests are from their seeds, by column of a fault; each `[tests]`."""
+    """Distances of tests from their seeds, `[tests]`, by column of a fault."""
     change = (disturbed - inputs).flatten(1)
     return {
         "distance": change.square().sum(1).sqrt(),  # Euclidean
@@ -60,7 +60,7 @@ def _ssim(inputs: Tensor, disturbed: Tensor, bounds: tuple[float, float]) -> Ten
 
 
 def _window_means(pictures: Tensor) -> Tensor:
-    """Means over all 7x7 windows: on a CPU, where it is faster, sums of 7 shifted rows, then of 7 shifted columns."""
+    """Means over all 7x7 windows; on a CPU, adding 7 shifted rows and then 7 shifted columns is faster."""
     if not pictures.is_cpu:
         return torch.nn.functional.avg_pool2d(pictures, WINDOW, 1)
     height, width = pictures.shape[-2] - 6, pictures.shape[-1] - 6
@@ -73,12 +73,12 @@ def _window_means(pictures: Tensor) -> Tensor:
     return windows / 49
 
 
-SLIGHT = 0.02
-"""A disturbance that changes inputs by less than this share of their contrast is slight."""
+SLIGHT_CHANGE = 0.02
+"""Disturbances that change inputs by less than this share of their contrast are slight."""
 
 
 def change_of_contrast(inputs: Tensor, disturbed: Tensor) -> float:
-    """The root mean square of the change, relative to the standard deviation of the inputs; of a table, by feature.
+    """The root mean square of the change, relative to the standard deviation of the inputs; per feature for tables.
 
     It is infinite if all inputs are the same.
     """
@@ -92,7 +92,7 @@ def change_of_contrast(inputs: Tensor, disturbed: Tensor) -> float:
 
 
 def check_similarity(least: Mapping[str, float], shape: tuple[int, ...]) -> None:
-    """Refuse limits of similarity for inputs of a shape (of one input) that has no such measure."""
+    """Refuse limits of similarity that the measures do not have for inputs of `shape` (of one input)."""
     for name in least:
         side = _MEASURES[name][1]
         if len(shape) not in (3, 4) or min(shape[-2:]) < side:
@@ -103,7 +103,7 @@ def check_similarity(least: Mapping[str, float], shape: tuple[int, ...]) -> None
 
 
 def is_similar(inputs: Tensor, disturbed: Tensor, bounds: tuple[float, float], least: Mapping[str, float]) -> Tensor:
-    """Which tests are as similar to their seeds as the limits ask."""
+    """Which tests are as similar to their seeds as the limits require."""
     similar = torch.ones(len(inputs), dtype=torch.bool, device=inputs.device)
     for name, limit in least.items():
         similar &= _MEASURES[name][0](inputs, disturbed, bounds) >= limit
@@ -113,7 +113,7 @@ def is_similar(inputs: Tensor, disturbed: Tensor, bounds: tuple[float, float], l
 def similar_first(
     inputs: Tensor, disturbed: Tensor, n: int, bounds: tuple[float, float], least: Mapping[str, float]
 ) -> tuple[Tensor, int]:
-    """The order that puts tests similar to their seed first, and how many of the first `n` are similar."""
+    """An order with tests similar to their seed first, and how many of the first `n` tests are similar."""
     with torch.no_grad():
         similar = is_similar(inputs[:n], disturbed.detach()[:n], bounds, least)
     order = torch.arange(len(inputs), device=inputs.device)
@@ -122,13 +122,13 @@ def similar_first(
 
 
 _NOISE = 2 / 255**2
-"""The variance of the noise of seeing, for pictures in 0..1."""
+"""The variance of visual noise, for pictures in 0..1."""
 
 
 def vif(inputs: Tensor, disturbed: Tensor, bounds: tuple[float, float]) -> Tensor:
-    """The visual information fidelity `[tests]`: the share of what a picture or clip tells that is left of it.
+    """Visual information fidelity `[tests]`: the share of the information of a picture or clip that is left.
 
-    Sheikh and Bovik 2006, in the domain of pixels, on the mean over the channels, at four scales; 1 for the same one.
+    Sheikh and Bovik 2006, in the pixel domain, at four scales, on the mean over the channels; 1 is the same picture.
     """
     frames = ((x - bounds[0]).float().mean(-3).flatten(0, -3) / (bounds[1] - bounds[0]) for x in (inputs, disturbed))
     clean, other = (x[:, None] for x in frames)

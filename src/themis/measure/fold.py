@@ -1,4 +1,4 @@
-"""Folding one chunk: what happens to each layer's activations as soon as they are computed; gradients of objectives."""
+"""Folding one chunk: each layer's activations become sums as soon as they are computed; gradients of objectives."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Objective:
     """What gradient ascent on theta maximises: the summed sensitivity of `neurons`, each divided by its `scale`.
 
     neurons: flat indices, ascending. margin_kind: tests of this kind maximise the loss of their margin instead.
-    is_activation: use the neurons' activations instead of their sensitivities. weight: factor of that sum. output_term:
-    a term added to it, which costs one forward and one backward pass of `n_models` other models.
+    is_activation: sum activations instead of sensitivities. weight: the factor of that sum. output_term: a term added
+    to it, at the cost of one forward and one backward pass of `n_models` other models.
     """
 
     neurons: Tensor
@@ -38,7 +38,7 @@ class Objective:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has nothing but sensitivities and margins."""
+        """Whether it consists of sensitivities and margins only."""
         return self.output_term is None and not self.is_activation and self.weight == 1
 
     def of_margin(self, tests: Tests) -> Bools:
@@ -49,18 +49,18 @@ class Objective:
 
 @dataclass(frozen=True)
 class NeuronSelection:
-    """Some neurons, grouped by layer once: for each layer, their positions within it."""
+    """A selection of neurons, grouped by layer."""
 
     within: dict[str, Tensor]
-
+    """The positions of each layer's neurons within the layer."""
     columns: dict[str, slice]
-    """For each layer, the columns of its neurons among all of the selection."""
+    """For each layer, the columns of its neurons in the selection."""
     positions: Tensor
     """The positions of all neurons within their layers, layer after layer."""
 
     @staticmethod
     def of(neurons: Tensor, layers: tuple[Layer, ...]) -> NeuronSelection:
-        """From flat indices, which must be ascending."""
+        """Group flat indices, which must be ascending."""
         edges = torch.tensor([layer.start for layer in layers] + [layers[-1].stop], device=neurons.device)
         cuts = torch.searchsorted(neurons, edges).tolist()
         columns = {layer.name: slice(first, last) for layer, first, last in zip(layers, cuts, cuts[1:], strict=False)}
@@ -75,10 +75,10 @@ class LayeredObjective:
     objective: Objective
     selection: NeuronSelection
     climbing: Tensor | None = None
-    """The tests whose sensitivities count, int64; None for all of them."""
+    """The tests whose sensitivities are included, int64; None for all tests."""
 
     def layer_value(self, layer: Layer, activations: Tensor, clean: Tensor, rows: Tensor) -> Tensor:
-        """What the neurons of one layer contribute to the objective of each test, `[tests]`."""
+        """The contribution of one layer's neurons to the objective of each test, `[tests]`."""
         positions, objective = self.selection.within[layer.name], self.objective
         values = activations.index_select(1, positions)
         if not objective.is_activation:
@@ -91,9 +91,9 @@ class LayeredObjective:
 class ChunkFold:
     """Folds the sensitivities of one chunk into moments, layer by layer.
 
-    `rows` are those of the seeds in the clean activations of each layer. The first `n_tests` rows of the chunk are
-    tests, the rest is padding. Sensitivities go to `into`, which the caller commits. `buffers` has scratch memory
-    `[2, chunk, neurons]` for each layer.
+    `rows` are the rows of the seeds in the clean activations. The first `n_tests` rows of the chunk are tests, the rest
+    is padding. Sensitivities are added to `into`, which the caller commits. `buffers` has scratch memory `[2, chunk,
+    neurons]` for each layer.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class ChunkFold:
             self.objective_value = self.objective_value + value.sum()
 
     def _take_panel(self, layer: Layer, activations: Tensor, clean: Tensor, rows: Tensor) -> None:
-        """Take the differences of the panel's neurons, which the compiled fold does on the way."""
+        """Take the differences of the panel's neurons; the compiled fold does this itself."""
         if self.panel is None or not len(positions := self.panel.within[layer.name]):
             return
         columns = self.panel_differences[:, self.panel.columns[layer.name]]

@@ -16,16 +16,16 @@ from themis.compute.gpu import tl, triton, works_on
 from themis.target.activations import Layer
 
 NEURONS, TESTS = 512, 4
-"""Neurons of a program of `_fold`, and tests that it loads at a time."""
+"""Neurons per program of `_fold`, and tests that it loads at a time."""
 PROGRAMS = 1024
-"""Programs that occupy the GPU: layers with fewer blocks of neurons divide their tests among several programs."""
+"""Programs that occupy the GPU; layers with fewer blocks of neurons divide their tests among several programs."""
 SLOPES = 1024
-"""Neurons of a program of `_slope`, which has one test."""
+"""Neurons per program of `_slope`, which has one test."""
 BLOCKS, FINISHED_TESTS = 64, 32
-"""Blocks of neurons that `_finish_tests` loads at a time, and tests of a program of it."""
+"""Blocks of neurons that `_finish_tests` loads at a time, and tests per program."""
 
 if triton is not None:
-    # Compiled for all sizes at once, but for whether rows are aligned.
+    # Compiled once for all sizes, except that aligned rows have a version of their own.
     @triton.jit(do_not_specialize=["chunk", "tests_per_program", "n_blocks", "n_positions", "width"])  # type: ignore[untyped-decorator, unused-ignore]
     def _fold(  # type: ignore[no-untyped-def]
         activations,
@@ -133,7 +133,7 @@ if triton is not None:
 
 @dataclass(frozen=True)
 class _LayerPlan:
-    """How one layer is folded: in blocks of neurons, and in parts of the tests."""
+    """How one layer is divided into blocks of neurons and parts of the tests."""
 
     n_blocks: int
     n_parts: int
@@ -145,7 +145,7 @@ class _LayerPlan:
 
 
 class ChunkFolder:
-    """Folds the layers of a chunk: for each, one kernel that reads its activations once; two more at the end.
+    """Folds the layers of a chunk with one kernel per layer, which reads its activations once, and two at the end.
 
     The order of all sums is fixed, so the results repeat to the bit.
     """
@@ -195,9 +195,8 @@ class ChunkFolder:
     def finish(self, is_counted: Tensor, half: Tensor, totals: Tensor) -> tuple[Tensor, Tensor]:
         """After all layers: add their sums to a half of `totals [2, 2, neurons]`, float64, unless `is_counted` is 0.
 
-        `is_counted` and `half`, which says to which half, are int64 `[1]`. Returns the sum of D over the neurons of
-        each layer, `[chunk, layers]`, and the panel's signed differences `[chunk, panel]`; rows of padding are not
-        defined.
+        `is_counted` and `half`, the index of the half, are int64 `[1]`. Returns the sum of D over the neurons of each
+        layer, `[chunk, layers]`, and the panel's signed differences `[chunk, panel]`; rows of padding are undefined.
         """
         _finish_sums[(len(self._blocks),)](
             self._sums, self._blocks, is_counted, half, totals, self.n_neurons, neurons=NEURONS, num_warps=4
@@ -217,12 +216,12 @@ def slopes(activations: Tensor, clean: Tensor, rows: Tensor, weight: Tensor, by_
 
 
 def _aligned(n: int) -> int:
-    """The smallest multiple of 16 that is not less: loads from such an address are wide ones."""
+    """Round up to a multiple of 16, since loads from such addresses are wide."""
     return -(-n // 16) * 16
 
 
 def _divide(n_neurons: int, chunk: int) -> tuple[int, int, int]:
-    """Blocks of neurons, parts of the tests, and tests of a part, so that the programs occupy the GPU."""
+    """Blocks of neurons, parts of the tests, and tests per part, chosen so that the programs occupy the GPU."""
     n_blocks = triton.cdiv(n_neurons, NEURONS)
     n_parts = max(1, min(triton.cdiv(chunk, TESTS), PROGRAMS // n_blocks))
     tests_per_program = triton.cdiv(triton.cdiv(chunk, n_parts), TESTS) * TESTS
@@ -230,7 +229,7 @@ def _divide(n_neurons: int, chunk: int) -> tuple[int, int, int]:
 
 
 _CHECKING = Lock()
-"""The first campaign of a process checks while it does other things."""
+"""Held while a thread checks the kernels, which a process does once."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Streaming moments: all that a normal model needs to know about the sensitivities; more of a panel of neurons."""
+"""Streaming moments of sensitivities, which determine a normal model, and further sums for a panel of neurons."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from themis.target.activations import Layer
 class Moments:
     """Count, mean and sum of squared deviations (M2) of each neuron's sensitivities.
 
-    `count` is int64, one for all neurons (shape `[]`) or one each; `mean` and `m2` are float64 `[neurons]`.
+    `count` is int64, one for all neurons (shape `[]`) or one per neuron; `mean` and `m2` are float64 `[neurons]`.
     """
 
     count: Tensor
@@ -82,9 +82,9 @@ class Accumulator:
     def __init__(self, n_neurons: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
         self.count = 0
         self.shift = torch.zeros(n_neurons, dtype=dtype, device=device)
-        """What is subtracted from all sensitivities; set by the first chunk."""
+        """The numbers that are subtracted from all sensitivities, set by the first chunk."""
         self.chunk_sums = torch.zeros(2, n_neurons, dtype=dtype, device=device)
-        """The sums of `D - shift` and of its square of the chunk that is being added."""
+        """The sums of `D - shift` and of its square in the chunk that is being added."""
         self._sums = torch.zeros(2, n_neurons, dtype=torch.float64, device=device)
         self._means: dict[int, tuple[Tensor, Tensor]] = {}
         """The variance and the mean of the values that `add_copy` was given on an accelerator, by first neuron."""
@@ -107,7 +107,7 @@ class Accumulator:
         torch.sum(torch.mul(values, values, out=values if scratch is None else scratch), 0, out=squares)
 
     def add_copy(self, values: Tensor, start: int, stop: int) -> None:
-        """The same without overwriting `values`; an accelerator reads them once."""
+        """Like `add`, but without overwriting `values`, which an accelerator reads only once."""
         native = library_for(values)
         if values.is_cpu and (native is None or self.shift.dtype != torch.float32):
             self.add(values.clone(), start, stop)
@@ -140,12 +140,12 @@ class Accumulator:
         self.count += n_tests
 
     def begin(self, shift: Tensor, count: int) -> None:
-        """Take over the shift of an accumulator in another process that has seen `count` tests."""
+        """Use the shift of an accumulator in another process, which has seen `count` tests."""
         self.count = count
         self.shift.copy_(shift)
 
     def take_sums(self) -> Tensor:
-        """The sums of `D - shift` and of its square since the last call `[2, neurons]`; they start again from zero."""
+        """Return the sums of `D - shift` and of its square since the last call, `[2, neurons]`, and reset them."""
         sums = self._sums.clone()
         self._sums.zero_()
         return sums
@@ -182,9 +182,9 @@ def choose_panel(n_neurons: int, size: int = 1000, random_seed: int = 0) -> Tens
 def block_table(n_blocks: int = N_BLOCKS) -> Tensor:
     """The block of each seed, by its index modulo 4,096: int64 `[4096]`, random but always the same.
 
-    Blocks must be random samples of the seeds. The index modulo 20 would group data whose classes alternate into blocks
-    by class (too much variance between blocks); assigning each run of 20 neighbours to 20 blocks would spread data
-    sorted by class evenly (too little). Random blocks are slightly uneven, which the jackknife allows for.
+    Blocks must be random samples of the seeds. The index modulo 20 would put data whose classes alternate into blocks
+    by class (too much variance between blocks), and data sorted by class evenly into all blocks (too little). Random
+    blocks are slightly uneven, which the jackknife allows for.
     """
     return torch.from_numpy(mix(np.arange(_TABLE_SIZE)) % n_blocks)
 
@@ -195,7 +195,7 @@ class Panel:
 
     `neurons` are flat indices `[panel]`; `count` is int64 `[blocks]`; `sums` is float64 `[2, blocks, panel]`: of
     `D - shift` and of its square. The shift is the first test, so that nothing is lost to cancellation. `recent` holds
-    the sums of the last tests, up to about a thousand, in float32: folding them in costs as much as adding a chunk.
+    the sums of the last tests in float32, up to about a thousand of them, because adding them to `sums` is slow.
     """
 
     neurons: Tensor
@@ -243,14 +243,8 @@ class Panel:
 
     def state(self) -> dict[str, Tensor]:
         """Everything that was added, as tensors."""
-        n_recent = torch.tensor(self.n_recent)
-        return {
-            "count": self.count,
-            "shift": self.shift,
-            "sums": self.sums,
-            "recent": self.recent,
-            "n_recent": n_recent,
-        }
+        tensors = {name: getattr(self, name) for name in ("count", "shift", "sums", "recent")}
+        return {**tensors, "n_recent": torch.tensor(self.n_recent)}
 
     def restore(self, state: dict[str, Tensor], device: torch.device) -> None:
         """Continue from a state."""
@@ -263,7 +257,7 @@ class Panel:
         self.n_recent = int(state["n_recent"])
 
     def _add_by_product(self, block: Tensor, values: Tensor) -> None:
-        """The same for accelerators: index_add_ adds in any order there and bincount waits for the device."""
+        """Do the same on accelerators, where `index_add_` adds in any order and `bincount` waits for the device."""
         is_in = torch.arange(len(self.count), device=block.device)[:, None] == block
         self.count.add_(is_in.sum(1))
         self.recent.add_(is_in.to(values) @ torch.stack([values, values.square()]))
@@ -292,9 +286,9 @@ class Panel:
 
 @dataclass
 class Shape:
-    """Sums of powers of the panel's differences, for how normal they are; in place, float64 `[6, panel]`.
+    """Sums of powers of the panel's differences, which show how normal these are; float64 `[6, panel]`, in place.
 
-    Rows: powers 1 to 4 of the signed difference, then 1 and 3 of the absolute one, whose even powers are the same.
+    Rows: powers 1 to 4 of the signed differences, then 1 and 3 of the absolute ones, whose even powers are the same.
     """
 
     sums: Tensor
@@ -340,7 +334,7 @@ def _skewness_and_kurtosis(raw: Tensor) -> tuple[Tensor, Tensor]:
     """From the raw moments `[4, neurons]`."""
     mean, second, third, fourth = raw
     variance = second - mean.square()
-    # Chunks are summed in float32: a spread this far under the mean is rounding.
+    # Chunks are summed in float32, so that a variance this small relative to the mean is rounding.
     variance = torch.where(variance > 1e-6 * second, variance, torch.nan)
     central3 = third - 3 * mean * second + 2 * mean**3
     central4 = fourth - 4 * mean * third + 6 * mean.square() * second - 3 * mean**4

@@ -11,30 +11,32 @@ from themis.measure.calculator import Calculator
 from themis.measure.chunk import pass_size
 from themis.target.target import Target
 
-REPEATED, ALONE = 2, 2
-"""Clean inputs that a black box runs again, and that any model runs alone."""
-REPEATED_PART = 4
-"""On a CPU, `check_repeats` runs this part of the first chunk again, and all of it only if that leaves a doubt."""
+N_REPEATED, N_ALONE = 2, 2
+"""Clean inputs that are run again by a black box, and that are run alone by any model."""
+REPEATED_DIVISOR = 4
+"""On a CPU, `check_repeats` runs one in this many tests of the first chunk again, and all of them only in case of
+doubt."""
 SETTLING_PASSES = 3
-"""Passes of one shape after which the same kernels are used where memory is short."""
+"""Passes of one shape after which the choice of kernels is settled even if memory is short."""
 REPEAT_TOLERANCE = 1e-4
-"""Difference of two runs, as a share of the largest output, that rounding may cause: GPU kernels can vary."""
+"""Largest difference between two runs that counts as rounding, as a share of the largest output; GPU kernels can
+vary."""
 BATCH_TOLERANCE, ROUGH_BATCH_TOLERANCE = 1e-3, 2e-2
-"""Difference between an input alone and in a batch, as a share of the largest output, that rounding may cause; the
-second is for models with 16 bits, and for GPUs, whose convolutions round float32 to TF32 with as many. Dynamic
+"""Largest difference between an input alone and in a batch that counts as rounding, as a share of the largest output.
+The second is for 16-bit models and for GPUs, whose convolutions round float32 to TF32, which is as rough. Dynamic
 quantisation to int8 causes about 5e-3."""
 
 
 def check_repeats(calculator: Calculator) -> None:
     """Refuse a model whose answers to the same inputs differ from one run to the next.
 
-    Such a model would be full of faults that no disturbance caused.
+    Many faults of such a model would not be caused by the disturbances.
     """
     target, clean, swept = calculator.target, calculator.clean.outputs, calculator.chunk
-    rows = calculator.clean.usable[:REPEATED]
+    rows = calculator.clean.usable[:N_REPEATED]
     calculator.passes += 2 * len(rows)
     with torch.no_grad():
-        if isinstance(target, Target):  # the first chunk again: every row is an independent chance to differ
+        if isinstance(target, Target):  # each row of the first chunk may reveal a difference
             first, second = calculator.memory.attempt(lambda: _repeat_first_chunk(calculator, swept))
         else:
             inputs = calculator.read(rows)
@@ -50,24 +52,23 @@ def check_repeats(calculator: Calculator) -> None:
 
 
 def _repeat_first_chunk(calculator: Calculator, swept: int) -> tuple[Tensor, Tensor]:
-    """The outputs of the first clean inputs: of the sweep, in chunks of `swept`, and of another pass.
+    """The outputs of the first clean inputs in the sweep, in chunks of `swept`, and in another pass.
 
     On a CPU, a part of the chunk suffices if the model draws no random numbers from the usual generators and the
-    answers agree; they may also differ because another shape rounds differently, or another batch matters. If the
-    chunk has been halved since, both are of passes of this size, for the same reason. Where memory is short, cuDNN
-    falls back to kernels that need less of it and round differently: then passes that follow one another are compared,
-    until the choice has settled.
+    answers agree; if not, the other shape or batch may be the reason. If the chunk has been halved since the sweep,
+    both passes are run at the new size, because shapes round differently. If memory is short, cuDNN uses other kernels,
+    which round differently: then successive passes are compared until the choice has settled.
     """
     target, clean, chunk = calculator.target, calculator.clean.outputs, calculator.chunk
 
     def run_first(size: int) -> tuple[Tensor, Tensor]:
-        """The rows of a pass of the first clean inputs, and their outputs."""
+        """Run the first clean inputs; return the rows of the pass and their outputs."""
         rows = torch.arange(size, device=target.device).clamp(max=len(clean) - 1)
         return rows, target.forward(calculator.read(rows)).float()
 
     if target.device.type == "cpu" and chunk == swept:
         before = host_randomness()
-        rows, outputs = run_first(pass_size(-(-chunk // REPEATED_PART), chunk, target.device))
+        rows, outputs = run_first(pass_size(-(-chunk // REPEATED_DIVISOR), chunk, target.device))
         if host_randomness() == before and _difference(clean[rows], outputs, clean) <= REPEAT_TOLERANCE:
             return clean[rows], outputs
     rows, outputs = run_first(chunk)
@@ -80,10 +81,10 @@ def _repeat_first_chunk(calculator: Calculator, swept: int) -> tuple[Tensor, Ten
 
 
 def warn_of_batch_dependence(calculator: Calculator) -> None:
-    """Warn if the answer to an input depends on the other inputs of its batch, but for rounding."""
+    """Warn if the answer to an input depends on the other inputs of its batch by more than rounding."""
     if len(calculator.inputs) == 1:
         return
-    target, clean, rows = calculator.target, calculator.clean.outputs, calculator.clean.usable[:ALONE]
+    target, clean, rows = calculator.target, calculator.clean.outputs, calculator.clean.usable[:N_ALONE]
     calculator.passes += len(rows)
     try:
         with torch.no_grad():

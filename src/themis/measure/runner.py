@@ -96,8 +96,8 @@ class Measurer(Protocol):
     def end(self) -> None:
         """Free what only a running campaign needs; the calculator can still run single tests."""
 
-    def under(self, calculator: Calculator) -> Measurer:
-        """The same for another campaign, whose calculator is `Calculator.under` another perturbation."""
+    def with_calculator(self, calculator: Calculator) -> Measurer:
+        """Return a measurer for another campaign, whose calculator comes from `Calculator.with_perturbation`."""
 
     def grade(self, calculator: Calculator, tests: Tests) -> Iterator[GradedChunk]:
         """Answer tests of such a calculator, chunk by chunk, between campaigns; nothing is folded."""
@@ -133,7 +133,7 @@ class LocalMeasurer:
         self._runner = None
         self.calculator.release()
 
-    def under(self, calculator: Calculator) -> LocalMeasurer:
+    def with_calculator(self, calculator: Calculator) -> LocalMeasurer:
         return type(self)(calculator)
 
     def grade(self, calculator: Calculator, tests: Tests) -> Iterator[GradedChunk]:

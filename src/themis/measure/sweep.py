@@ -31,7 +31,7 @@ def sweep(calculator: Calculator) -> Moments:
 
 
 def take_sweep(calculator: Calculator, moments: Moments, outputs: list[Tensor]) -> Moments:
-    """Set what a sweep sets, from the moments and the outputs of every clean input; returns the moments."""
+    """Set `calculator.clean` from the outputs of every clean input; return the moments, checked."""
     calculator.passes += len(calculator.inputs)
     clean = torch.cat(outputs).float()
     is_finite = are_finite(clean)
@@ -45,16 +45,16 @@ def take_sweep(calculator: Calculator, moments: Moments, outputs: list[Tensor]) 
     return moments.checked(calculator.layers)
 
 
-LEAST_CAPTURED = 8
-"""Chunks from which capturing one of them pays."""
+MIN_CAPTURED_CHUNKS = 8
+"""Number of chunks from which capturing one of them saves time."""
 
 
 def _sweep(calculator: Calculator) -> tuple[Moments, list[Tensor]]:
-    calculator.allot_clean(calculator.device)
+    calculator.allocate_clean(calculator.device)
     moments, chunk, n_inputs = calculator.accumulator(), calculator.chunk, len(calculator.inputs)
     outputs, graph = [], None
     for first in range(0, n_inputs, chunk):
-        if first == chunk and n_inputs >= LEAST_CAPTURED * chunk:  # the first one has set the shift
+        if first == chunk and n_inputs >= MIN_CAPTURED_CHUNKS * chunk:  # the first chunk has set the shift
             graph = _CapturedSweep.of(calculator, moments)
         if graph is not None and first + chunk <= n_inputs:
             outputs.append(graph.run(first))
@@ -64,7 +64,7 @@ def _sweep(calculator: Calculator) -> tuple[Moments, list[Tensor]]:
 
 
 class _CapturedSweep:
-    """A CUDA graph of a full chunk of clean inputs, whose activations are all kept."""
+    """A CUDA graph of a full chunk of clean inputs; all activations are kept."""
 
     def __init__(self, calculator: Calculator, moments: Accumulator) -> None:
         self.calculator, self.moments = calculator, moments
@@ -77,14 +77,14 @@ class _CapturedSweep:
 
     @staticmethod
     def of(calculator: Calculator, moments: Accumulator) -> _CapturedSweep | None:
-        """None if it cannot be captured."""
+        """Capture the graph; return None if that is impossible."""
         is_plain = calculator.observer is None and calculator.seeds.others is None
         is_plain = is_plain and isinstance(calculator.inputs, Tensor) and isinstance(calculator.target, Target)
         if calculator.device.type != "cuda" or not is_plain or calculator.clean.kept.is_short:
             return None
         try:
             return _CapturedSweep(calculator, moments)
-        except Exception:  # whatever prevents it: each chunk is run operation by operation
+        except Exception:  # then chunks are run without a graph
             return None
         finally:
             torch.cuda.synchronize(calculator.device)
@@ -105,7 +105,7 @@ class _CapturedSweep:
 
 
 def sweep_chunk(calculator: Calculator, first: int, into: Accumulator) -> Tensor:
-    """Run one chunk of clean inputs, from `first` on: fold the activations, keep them, and return the outputs."""
+    """Run the chunk of clean inputs from `first` on: fold and keep the activations, and return the outputs."""
     return calculator.memory.attempt(lambda: _sweep_chunk(calculator, first, into))
 
 
@@ -116,7 +116,7 @@ def _sweep_chunk(calculator: Calculator, first: int, moments: Accumulator) -> Te
     advance(first, n_inputs, "inputs")
     new, new_rows = kept.make_room(seeds[: kept.n_empty])
     at = kept.index(new_rows)
-    start = int(new[0]) - first if len(new) else 0  # a worker may have run a part of them before
+    start = int(new[0]) - first if len(new) else 0  # a worker may already have run some of them
 
     def keep(layer: Layer, activations: Tensor) -> None:
         kept.by_layer[layer.name][at] = activations[start : start + len(new)]

@@ -1,4 +1,4 @@
-"""Tests and their results, as arrays with one row per test, and what is counted of them."""
+"""Tests and their results, as arrays with one row per test, and counts of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Tests:
-    """Tests to be run. `seed` is a row of the campaign's seeds, `kind` the kind of proposal that it comes from."""
+    """Tests to be run. `seed` is a row of the campaign's seeds, `kind` the kind of proposal."""
 
     __test__ = False  # not a pytest class
 
@@ -42,10 +42,10 @@ class Tests:
 
 @dataclass(frozen=True)
 class FaultDetails:
-    """What is recorded of the faults among some tests, in the order of the tests."""
+    """What is recorded about the faults among some tests, in the order of the tests."""
 
     columns: dict[str, NDArray[Any]]  # by name: value, confidence, distances, signature, position; none without faults
-    inputs: Tensor  # [faults, ...], where the model computes: only those that are stored are copied from there
+    inputs: Tensor  # [faults, ...], on the device of the model; only those that are stored are copied
     outputs: Tensor  # for these inputs
 
     def __len__(self) -> int:
@@ -54,15 +54,15 @@ class FaultDetails:
 
 @dataclass(frozen=True)
 class Results:
-    """The results of some tests, in their order. Dropped tests were not run: their margin is NaN."""
+    """The results of some tests, in their order. Dropped tests were not run, and have the margin NaN."""
 
     is_fault: Bools
     outcome: Ints
     margin: Floats
     gradient: Floats | None  # of the objective in theta, [tests, dimensions]; 0 for tests without an objective
-    is_dropped: Bools | None = None  # which tests were too dissimilar from their seed; None if none was
+    is_dropped: Bools | None = None  # too dissimilar from their seed; None without such tests
     raised: Bools | None = None  # which tests raised the criterion; None without a criterion
-    confidence: Floats | None = None  # of classes, for tests of the uniform stream; neither joined nor selected
+    confidence: Floats | None = None  # of classes, in the uniform stream; neither joined nor selected
 
     def __len__(self) -> int:
         return len(self.is_fault)
@@ -75,12 +75,12 @@ class Results:
 
     @property
     def was_run(self) -> Bools:
-        """Which tests the model was given."""
+        """Which tests were run."""
         return np.ones(len(self), dtype=bool) if self.is_dropped is None else ~self.is_dropped
 
     @staticmethod
     def join(parts: Sequence[Results]) -> Results:
-        """All results in order."""
+        """Join results in order."""
         if len(parts) == 1:
             return parts[0]
         n_dimensions = next((part.gradient.shape[1] for part in parts if part.gradient is not None), None)
@@ -117,9 +117,9 @@ class Tally:
 
     distinct: the test that first showed each distinct fault.
     searched: the distinct faults that the search stream has seen.
-    uniform_first_seen: for each distinct fault of the uniform stream, its first uniform test, dropped ones not counted.
-    uniform_new: those of them that the search had not seen by then.
-    uniform_known: for each fault of the uniform stream, whether any test had shown it before.
+    uniform_first_seen: the first uniform test of each of its distinct faults, not counting dropped tests.
+    uniform_new: distinct faults of the uniform stream that the search had not seen by then.
+    uniform_known: for each fault of the uniform stream, whether an earlier test had shown it.
     """
 
     def __init__(self, n_seeds: int) -> None:
@@ -180,7 +180,7 @@ class Tally:
             self.failing_seeds.setdefault(seed, test)
 
     def add(self, tests: Tests, results: Results, is_uniform: bool) -> None:
-        """Count some tests; those that were dropped say nothing about the model."""
+        """Count some tests; dropped tests say nothing about the model."""
         at = results.is_fault.nonzero()[0]
         found = list(zip(tests.seed[at].tolist(), results.outcome[at].tolist(), strict=True))
         self.tests += len(tests)
@@ -215,9 +215,9 @@ class Tally:
             self.near_ties += ties.tolist()[: LISTED_TIES - len(self.near_ties)]
 
     def uniform_columns(self) -> tuple[Ints, Ints, Bools, Bools]:
-        """How often the uniform stream saw each of its distinct faults, and its first test that showed it.
+        """For each distinct fault of the uniform stream: how often it was seen, and by which test first.
 
-        Also whether the search had not seen the fault by then, and whether it has seen it at any time.
+        Also whether the search had not seen it by then, and whether the search has seen it at all.
         """
         faults = list(self.uniform_times_seen)
         return (

@@ -1,4 +1,4 @@
-"""What a fault is: the oracle of a task compares a test's output with that of its seed, or with the label."""
+"""Oracles decide what a fault is: they compare a test's output with that of its seed, or with the label."""
 
 from themis.oracle.choose import ORACLES, choose_oracle, is_own_oracle
 from themis.oracle.classes import Changed, Disagreement, Top, Wrong, are_probabilities, confidence

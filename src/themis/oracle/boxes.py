@@ -1,10 +1,10 @@
-"""Boxes: their overlap, which detection finds which object, and average precision.
+"""Boxes: their overlap, matching detections with objects, and average precision.
 
 Detections are `[inputs, n, 6]`, objects `[seeds, n, 5]`.
 
-A detection is `(left, top, right, bottom, score, class)`, in pixels of the picture and in descending order of scores.
-An object, which is a label, is `(left, top, right, bottom, class)`. Rows of class `PADDING` are empty. A label of class
-`-2 - c` is a crowd of class c: a region in which nobody has counted, so that nothing found in it is wrong.
+A detection is `(left, top, right, bottom, score, class)`, in pixels and in descending order of scores. An object, which
+is a label, is `(left, top, right, bottom, class)`. Rows of class `PADDING` are empty. A label of class `-2 - c` is a
+crowd of class c, a region in which objects were not labelled one by one, so that nothing found in it is wrong.
 """
 
 from typing import Literal
@@ -16,20 +16,20 @@ from torch import Tensor
 
 SCORE, CLASS = 4, 5
 PADDING = -1
-TINY = 1e-9
-"""Smallest area that is divided by."""
+MIN_AREA = 1e-9
+"""Smallest area in a denominator."""
 
 
 def overlap(boxes: Tensor, others: Tensor) -> Tensor:
     """Return the IoU of each of the boxes `[..., n, 4]` with each of the others `[..., m, 4]`, `[..., n, m]`."""
     shared = _shared_area(boxes, others)
     either = area(boxes)[..., :, None] + area(others)[..., None, :] - shared
-    return shared / either.clamp_min(TINY)
+    return shared / either.clamp_min(MIN_AREA)
 
 
 def share_inside(boxes: Tensor, others: Tensor) -> Tensor:
     """Return the share of each of the boxes `[..., n, 4]` that lies inside each of the others, `[..., n, m]`."""
-    return _shared_area(boxes, others) / area(boxes)[..., :, None].clamp_min(TINY)
+    return _shared_area(boxes, others) / area(boxes)[..., :, None].clamp_min(MIN_AREA)
 
 
 def area(boxes: Tensor) -> Tensor:
@@ -45,12 +45,12 @@ def _shared_area(boxes: Tensor, others: Tensor) -> Tensor:
 
 
 def are_crowds(classes: Tensor) -> Tensor:
-    """Return which classes of labels mean a crowd."""
+    """Return which classes of labels are crowds."""
     return classes < PADDING
 
 
 def plain_classes(classes: Tensor) -> Tensor:
-    """Return the classes of labels, with that of its members for a crowd."""
+    """Return the classes of labels; for a crowd, the class of its members."""
     return torch.where(are_crowds(classes), -2 - classes, classes)
 
 
@@ -69,8 +69,8 @@ def match(
 ) -> Tensor:
     """Return the object of each detection, `[tests, detections]`, or `UNMATCHED`.
 
-    overlaps `[tests, detections, objects]`; the detections are in descending order of scores. is_pair: which pairs may
-    be matched at all. is_optional `[tests, objects]`: objects that are matched only if no other is. is_crowd `[tests,
+    overlaps: `[tests, detections, objects]`, with detections in descending order of scores. is_pair: which pairs may be
+    matched. is_optional `[tests, objects]`: objects that are matched only if no required object is. is_crowd `[tests,
     objects]`: optional objects that any number of detections may match.
     """
     n_objects = overlaps.shape[2]
@@ -87,7 +87,7 @@ def _assign_greedily(overlaps: Tensor, is_pair: Tensor, is_optional: Tensor) -> 
     n_tests, n_detections, n_objects = overlaps.shape
     matched = torch.full((n_tests, n_detections), UNMATCHED, device=overlaps.device)
     is_free = torch.ones(n_tests, n_objects, dtype=torch.bool, device=overlaps.device)
-    # Required objects come first whatever their overlap; of equals, COCO takes the last.
+    # Required objects come first whatever their overlap; of equal ones, COCO takes the last.
     worth = overlaps + 2.0 * (~is_optional).to(overlaps.dtype)[:, None]
     rank = torch.where(is_pair, worth, -torch.inf).flip(2)
     for k in range(n_detections):
@@ -121,14 +121,14 @@ def are_matched(matched: Tensor, n_objects: int) -> Tensor:
 
 def are_in_crowd(matched: Tensor, is_crowd: Tensor) -> Tensor:
     """Return which detections were matched with a crowd, `[tests, detections]`."""
-    is_crowd = torch.cat([is_crowd, is_crowd.new_zeros(len(is_crowd), 1)], 1)  # the last is that of no object
+    is_crowd = torch.cat([is_crowd, is_crowd.new_zeros(len(is_crowd), 1)], 1)  # the last column is for no object
     return is_crowd.gather(1, torch.where(matched == UNMATCHED, is_crowd.shape[1] - 1, matched))
 
 
-THRESHOLDS = tuple(round(0.5 + 0.05 * k, 2) for k in range(10))
+IOU_THRESHOLDS = tuple(round(0.5 + 0.05 * k, 2) for k in range(10))
 RECALLS = np.linspace(0, 1, 101)
 MAX_DETECTIONS = 100
-"""Detections of a class that count per picture, those with the highest scores."""
+"""Detections per class and picture that count, those with the highest scores."""
 PICTURES_AT_ONCE = 256
 FOUND, IGNORED_BOX = 1, -1
 
@@ -136,7 +136,7 @@ FOUND, IGNORED_BOX = 1, -1
 def average_precision(outputs: Tensor, labels: Tensor) -> NDArray[np.float64]:
     """Return the average precision of detections `[pictures, n, 6]` of objects `[pictures, n, 5]`.
 
-    It has a row for each class of which there are objects, and a column for each threshold. Its mean is COCO's AP.
+    There is a row for each class with objects and a column for each threshold. The mean is COCO's AP.
     """
     outputs = by_score(outputs)
     scores, classes = outputs[..., SCORE].double(), outputs[..., CLASS].long()
@@ -152,17 +152,17 @@ def average_precision(outputs: Tensor, labels: Tensor) -> NDArray[np.float64]:
         results = matched[:, is_class].cpu().numpy()
         order = np.argsort(-scores[is_class].cpu().numpy(), kind="mergesort")
         rows.append([_precision(row[order], n_objects) for row in results])
-    return np.array(rows).reshape(-1, len(THRESHOLDS))
+    return np.array(rows).reshape(-1, len(IOU_THRESHOLDS))
 
 
 def _match_all(outputs: Tensor, classes: Tensor, labels: Tensor) -> Tensor:
-    """Return for each threshold and detection, `[thresholds, pictures, n]`: 1 found, 0 wrong, -1 in a crowd."""
+    """Return 1 for found, 0 for wrong and -1 for crowds by threshold and detection, `[thresholds, pictures, n]`."""
     boxes, objects = outputs[..., :4].double(), labels[..., :4].double()
     is_crowd, is_object = are_crowds(labels[..., 4]), labels[..., 4] >= 0
     overlaps = torch.where(is_crowd[:, None], share_inside(boxes, objects), overlap(boxes, objects))
     is_same = (classes[:, :, None] == plain_classes(labels[..., 4])[:, None]) & (classes >= 0)[:, :, None]
     results = []
-    for threshold in THRESHOLDS:
+    for threshold in IOU_THRESHOLDS:
         matched = match(overlaps, is_same & (overlaps >= threshold), ~is_object, is_crowd)
         found = (matched != UNMATCHED).to(torch.int8)
         results.append(found.masked_fill(are_in_crowd(matched, is_crowd), IGNORED_BOX))
@@ -170,7 +170,7 @@ def _match_all(outputs: Tensor, classes: Tensor, labels: Tensor) -> Tensor:
 
 
 def _precision(found: NDArray[np.int8], n_objects: int) -> float:
-    """Return the mean over recalls of the best precision at that recall or a higher one."""
+    """Return the mean over recalls of the best precision at each recall or a higher one."""
     found = found[found != IGNORED_BOX]
     true = np.cumsum(found == FOUND)
     false = np.cumsum(found != FOUND)

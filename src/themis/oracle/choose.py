@@ -1,4 +1,4 @@
-"""The oracle of a task, chosen by name or by the clean outputs and the labels."""
+"""Choosing the oracle of a task by name, or by the clean outputs and the labels."""
 
 import re
 from collections.abc import Callable
@@ -23,10 +23,10 @@ from themis.user_code import import_named
 
 @dataclass(frozen=True)
 class Auto(Oracle):
-    """Becomes the oracle of a task as soon as the clean outputs are known.
+    """Is replaced by the oracle of a task as soon as the clean outputs are known.
 
-    `[inputs, classes]`: `wrong` with labels, `changed` without; `multilabel` if rows have several labels, and
-    `regression` if they are as many other numbers.
+    `[inputs, classes]`: `wrong` with labels, `changed` without; `multilabel` if there is a label of 0 or 1 for each
+    output, and `regression` if there is another number for each output.
     `[inputs]` or `[inputs, 1]`: `threshold` if all labels are 0 or 1, otherwise `regression`.
     `[inputs, classes, height, width]`: `segmentation`. `[inputs, points, 2]` with labels of that shape: `keypoints`.
     `[inputs, n, 6]` with scores and class numbers: `detection`.
@@ -100,7 +100,7 @@ OWN_ORACLES: dict[str, Callable[[str], Oracle]] = {
     "keypoints": KeyPoints.parse,
     "detection": Detection.parse,
 }
-"""Each is made from the text after the colon, which is empty or a number."""
+"""Functions that make an oracle from the text after the colon, which may be empty."""
 ORACLES: Extensible[Callable[[str], Oracle]] = Extensible("themis.oracles", OWN_ORACLES)
 
 
@@ -108,7 +108,7 @@ TOP_K = re.compile(r"top([1-9]\d*)")
 
 
 def choose_oracle(oracle: str | Oracle) -> Oracle:
-    """Return the oracle with a name: `NAME`, `NAME:NUMBER`, `topK`, `auto`, or `module:function` for the user's own."""
+    """Return an oracle by name: `NAME`, `NAME:NUMBER`, `topK`, `auto`, or `module:function` for one of the user's."""
     if isinstance(oracle, Oracle):
         return oracle
     if not isinstance(oracle, str):
@@ -131,7 +131,7 @@ def choose_oracle(oracle: str | Oracle) -> Oracle:
 
 
 def is_own_oracle(spec: str) -> bool:
-    """Whether the name of an oracle is that of a function of the user's own, which has to be imported."""
+    """Whether an oracle is named as a function of the user's, which has to be imported."""
     name, colon, text = spec.partition(":")
     is_known = name == "auto" or name in ORACLES or TOP_K.fullmatch(name)
     return bool(colon) and not is_known and all(map(str.isidentifier, (*name.split("."), *text.split("."))))

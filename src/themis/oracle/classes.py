@@ -1,7 +1,7 @@
 """Classification: `changed`, `wrong`, `topK`, and `against` a reference.
 
-Outputs are scores or probabilities `[inputs, classes]`. Those of `against` are `[inputs, 2 * classes]`: the scores of
-the model, and then those of its reference.
+Outputs are scores or probabilities `[inputs, classes]`. Outputs of `against` are `[inputs, 2 * classes]`: the scores of
+the model, followed by those of its reference.
 """
 
 from dataclasses import dataclass, replace
@@ -13,18 +13,18 @@ from torch import Tensor
 
 from themis.compute.native import library_for, verdict
 from themis.errors import DataError, ModelError
-from themis.oracle.oracle import NOT_FINITE, BesideConstant, Oracle, Verdict, are_finite, class_baseline, wrong_outputs
+from themis.oracle.oracle import NOT_FINITE, BaselineScores, Oracle, Verdict, are_finite, class_baseline, wrong_outputs
 
 MIN_PROBABILITY = 1e-12
 """Lower bound of probabilities in a loss."""
 PROBABILITY_SLACK = 1e-2
-"""By how much the sum of a row of probabilities may differ from 1 if they have few bits."""
+"""Largest difference from 1 of the sum of a row of probabilities with few bits."""
 IGNORED_PIXEL = -1
-"""Reference of a pixel that does not count."""
+"""The reference of a pixel that does not count."""
 
 
 def class_loss(outputs: Tensor, reference: Tensor, is_probability: bool = False) -> Tensor:
-    """Return the cross-entropy of the classes `reference`, `[tests]`; for maps of classes, its mean over the pixels."""
+    """Return the cross-entropy of the classes `reference`, `[tests]`; for maps of classes, the mean over pixels."""
     outputs = outputs.float()
     log = outputs.clamp_min(MIN_PROBABILITY).log() if is_probability else outputs.log_softmax(1)
     loss = F.nll_loss(log, reference, reduction="none", ignore_index=IGNORED_PIXEL)
@@ -66,12 +66,12 @@ class _Classifier(Oracle):
     def grade(self, clean_outputs: Tensor, labels: Tensor) -> dict[str, float]:
         return {"accuracy": float((clean_outputs.argmax(1) == labels).double().mean())}
 
-    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BesideConstant | None:
+    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BaselineScores | None:
         return class_baseline(self.answers(clean_outputs), labels.long())
 
 
 def is_classifier(oracle: Oracle) -> bool:
-    """Return whether the answers are classes, each with a confidence."""
+    """Return whether the answers are classes with a confidence."""
     return isinstance(oracle, _Classifier)
 
 
@@ -150,9 +150,10 @@ class Top(_Classifier):
 
 @dataclass(frozen=True)
 class Disagreement(Oracle):
-    """A fault is a test that the model and its reference answer differently. Seeds on which they do are left out.
+    """A fault is a test that the model and its reference answer differently.
 
-    The outcome is the answer of the model, the value that of its reference.
+    Seeds whose clean inputs they answer differently are left out. The outcome is the answer of the model, the value is
+    the answer of its reference.
     """
 
     task: ClassVar[str] = "against"
@@ -184,7 +185,7 @@ class Disagreement(Oracle):
         is_finite, is_other_finite = are_finite(own), are_finite(other)
         answer, expected = own.argmax(1), other.argmax(1)
         is_fault = (answer != expected) | ~is_finite | ~is_other_finite
-        is_fault &= is_finite | is_other_finite  # two models that break down alike agree
+        is_fault &= is_finite | is_other_finite  # if neither is finite, they agree
         outcome = torch.where(is_finite, answer, NOT_FINITE)
         margin = torch.where(is_finite & is_other_finite, _margin(own, other, answer, expected), -torch.inf)
         margin = torch.where(is_fault, margin, margin.clamp(min=0))
@@ -203,7 +204,7 @@ class Disagreement(Oracle):
 
 
 def halves(outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """The scores of the model, and those of its reference."""
+    """Split outputs into the scores of the model and those of its reference."""
     own, other = outputs.chunk(2, 1)
     return own, other
 
@@ -211,8 +212,8 @@ def halves(outputs: Tensor) -> tuple[Tensor, Tensor]:
 def _margin(own: Tensor, other: Tensor, answer: Tensor, expected: Tensor) -> Tensor:
     """How far two models are from disagreeing, negative if they do; logits and probabilities are made comparable.
 
-    Each of the models prefers its answer to another one by a margin. Of two that agree, the smaller margin counts: it
-    is the mean of both less half of their difference, so that they disagree once the difference is the larger part.
+    Each model prefers its answer to another answer by a gap. If they agree, the smaller gap counts. If they disagree,
+    the gaps are between the two answers, and the smaller one counts with a negative sign.
     """
     rival = torch.where(answer == expected, -1, expected)  # -1: any other class
     gaps = []
@@ -230,25 +231,25 @@ def _margin(own: Tensor, other: Tensor, answer: Tensor, expected: Tensor) -> Ten
 
 
 def _as_logits(scores: Tensor) -> Tensor:
-    """Scores as they are, and probabilities as their logarithms; each row by itself, so that no batch matters."""
+    """Turn probabilities into their logarithms and leave other scores unchanged; decided for each row separately."""
     is_probability = (scores >= 0).all(1) & (scores <= 1).all(1) & ((scores.sum(1) - 1).abs() < PROBABILITY_SLACK)
     return torch.where(is_probability[:, None], scores.clamp_min(MIN_PROBABILITY).log(), scores)
 
 
 def are_probabilities(outputs: Tensor) -> bool:
-    """Return whether outputs `[inputs, classes, ...]` are probabilities, not scores; pass many inputs at once."""
+    """Return whether outputs `[inputs, classes, ...]` are probabilities, not scores; more inputs are more reliable."""
     is_inside = bool(((outputs >= 0) & (outputs <= 1)).all())
     return is_inside and bool(((outputs.float().sum(1) - 1).abs() < 1e-3).all())
 
 
 def confidence(outputs: Tensor, is_probability: bool = False) -> Tensor:
-    """Return the probability of each answer `[tests]`; scores are passed through a softmax."""
+    """Return the probability of each answer `[tests]`; scores are converted by a softmax."""
     outputs = outputs.float()
     return (outputs if is_probability else outputs.softmax(1)).amax(1)
 
 
 def check_classes(labels: Tensor, n_seeds: int, n_classes: int | None = None) -> None:
-    """Refuse labels other than one class number per seed, below `n_classes` if that is given."""
+    """Refuse labels that are not one class number per seed, below `n_classes` if it is given."""
     is_whole = not labels.is_floating_point() or bool((labels == labels.round()).all())
     if labels.shape != (n_seeds,) or not is_whole:
         got = f"{float(labels[labels != labels.round()][0]):g}" if not is_whole else f"shape {list(labels.shape)}"

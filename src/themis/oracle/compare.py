@@ -1,4 +1,4 @@
-"""Any other task, by a comparison function of the user's own."""
+"""Any other task, with a comparison function of the user's."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,17 +19,17 @@ Move = Callable[[Tensor, Tensor | None, Motion], tuple[Tensor, Tensor | None]]
 class Compare(Oracle):
     """A fault is whatever a function says it is.
 
-    Seeds whose clean output is a fault compared with itself are left out.
+    Seeds whose clean output is a fault when compared with itself are left out.
 
     Args:
         function: `function(clean_outputs, outputs, labels)` gets one row per test on the model's device and returns
-            which tests are faults, bool `[tests]`; or a tuple of that, an outcome (a whole number of at least 0; faults
-            of one seed with different outcomes are distinct) and a margin (how far a test is from being a fault,
-            negative for faults; it guides the search).
+            which tests are faults, bool `[tests]`; or a tuple of these, outcomes (whole numbers from 0; faults of one
+            seed with different outcomes are distinct) and margins (how far a test is from being a fault, negative for
+            faults; they guide the search).
         loss_function: `loss_function(outputs, clean_outputs)`, `[tests]`, which attacks maximise.
         name: Its name in reports; by default that of the function.
         move_function: For answers that are places in the picture: `move_function(clean_outputs, labels, motion)`
-            returns both as they should be for pictures that have moved, with the help of `motion.points`,
+            returns clean outputs and labels for pictures that have moved, with the help of `motion.points`,
             `motion.boxes` and `motion.maps`.
     """
 

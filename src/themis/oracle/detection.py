@@ -1,4 +1,4 @@
-"""Objects in pictures: `detection`; outputs are detections `[inputs, n, 6]`, as `boxes` describes them."""
+"""Objects in pictures: `detection`. Outputs are detections `[inputs, n, 6]`, as described in `boxes`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 from themis.errors import DataError, ModelError, UsageError
 from themis.oracle.boxes import (
     CLASS,
+    MIN_AREA,
     PADDING,
     SCORE,
-    TINY,
     UNMATCHED,
     Matching,
     are_crowds,
@@ -30,19 +30,19 @@ from themis.oracle.boxes import (
 from themis.oracle.motion import Motion
 from themis.oracle.oracle import KEPT_ANSWER, Oracle, Verdict, read_number
 
-OVERLAP, LEAST_SCORE = 0.5, 0.5
-MOVED_IOU = 0.1
-"""IoU from which a lost object counts as moved."""
-LEAST_LOSS = 1e-6
-LEAST_SHARE_SEEN = 0.5
-"""Share of a moved object that must still be in the picture for it to be required, and of a detection that must show
-the clean picture for it to count: beyond its edges, a moved picture is mirrored."""
-LEAST_SIDE = 4.0
-"""Pixels of a moved object's shorter side below which it need not be found."""
-MOST_DEFORMED = 0.2
-"""How far an object may be from what an affine map makes of it: one that is torn or folded need not be found."""
+DEFAULT_IOU, DEFAULT_SCORE = 0.5, 0.5
+MIN_MOVED_IOU = 0.1
+"""IoU above which a lost object counts as moved."""
+MIN_LOSS = 1e-6
+MIN_SHARE_SEEN = 0.5
+"""Share of a moved object that must be in the picture for it to be required, and share of a detection that must show
+the clean picture, rather than its mirror image beyond the edges, for it to count."""
+MIN_SIDE = 4.0
+"""Shorter side, in pixels, below which a moved object need not be found."""
+MAX_DEFORMATION = 0.2
+"""Largest relative deviation of a moved object from an affine map; torn or folded objects need not be found."""
 GRID_POINTS, OBJECT_POINTS = 16, 5
-"""Points across a detection and across an object, in both directions, that tell which part of it is seen."""
+"""Points across a detection and across an object, in both directions, at which visibility is checked."""
 LOST, MISTAKEN, MOVED, SPURIOUS = range(4)
 """What can happen to an object."""
 CLASS_BITS = 14
@@ -51,7 +51,7 @@ SPEC_EXAMPLE = "detection:0.5 or detection:0.5,score=0.3,match=hungarian"
 
 
 def _outcome_of(kind: Tensor | int, class_number: Tensor, mistaken_for: Tensor | int = 0) -> Tensor:
-    """Return the number that `describe_outcome` describes."""
+    """Return the outcome as a number, which `describe_outcome` puts into words."""
     return kind + 4 * (class_number.clamp_min(0) + CLASS_NUMBERS * mistaken_for)
 
 
@@ -69,52 +69,52 @@ def describe_outcome(outcome: int, classes: Sequence[str] | None = None) -> str:
 
 
 class Objects(NamedTuple):
-    """What tests are compared with, `[tests, n, ...]`: the objects that must be found, and others that may be."""
+    """The objects that tests are compared with, `[tests, n, ...]`; some must be found, others may be."""
 
     boxes: Tensor
     inner: Tensor
-    """Those of the ellipses in the boxes: the bounds of an object that has rotated lie between the two."""
+    """The bounds of the ellipses in the boxes; the bounds of a rotated object lie between `inner` and `boxes`."""
     classes: Tensor
     """`PADDING` if there is no object."""
     is_required: Tensor
     is_crowd: Tensor
     is_true: Tensor
-    """Whether finding it counts as correct."""
+    """Whether finding the object counts as correct."""
 
     def as_reference(self) -> Tensor:
-        """Return the objects as `[tests, n, 6]`: box, class, and 1 if it must be found, or 0."""
+        """Return the objects as `[tests, n, 6]`: box, class, and 1 if the object must be found, otherwise 0."""
         columns = (self.classes, self.is_required)
         return torch.cat([self.boxes, *(column[..., None].to(self.boxes) for column in columns)], 2)
 
 
 class ScoredBoxes(NamedTuple):
-    """Detections that are trimmed to as many as any test has, and which of them are answers: scored high enough."""
+    """Detections of tests, trimmed to the largest number in a test."""
 
     boxes: Tensor
     visible: Tensor
-    """The part of each that shows the clean picture."""
+    """The part of each box that shows the clean picture."""
     classes: Tensor
     scores: Tensor
     is_answer: Tensor
+    """Whether the score is high enough for an answer."""
     is_excused: Tensor
-    """Whether it is not held against the model if it is no object."""
+    """Whether the detection does not count as a fault if it matches no object."""
 
 
 @dataclass(frozen=True)
 class Detection(Oracle):
     """A fault is an object that is lost, moved or taken for another class, or one that appears.
 
-    A detection counts if its score is at least `least_score`, and it is an object if their classes are equal and their
-    IoU is at least `least_overlap`. With labels, the objects are those that were found on the clean input: nobody can
-    lose what was never found, and what was wrongly found on the clean input already is not held against a test. Seeds
-    of which nothing is left to test are left out. Without labels, the objects are the clean answers. The outcome is
-    what happened to which class; of several, to the object whose margin is smallest. Objects move with the picture; one
-    that has left it for the most part, or has become very small, may be found, but need not be.
+    A detection counts if its score is at least `least_score`. It matches an object of the same class if their IoU is at
+    least `least_overlap`. With labels, the objects are those that were found on the clean input; wrong detections on
+    the clean input do not count against a test. Seeds without anything to test are left out. Without labels, the
+    objects are the clean answers. The outcome is what happened to which class, for the object with the smallest margin.
+    Objects move with the picture; an object that has mostly left it, or has become very small, need not be found.
     """
 
     is_spatial: ClassVar[bool] = True
-    least_overlap: float = OVERLAP
-    least_score: float = LEAST_SCORE
+    least_overlap: float = DEFAULT_IOU
+    least_score: float = DEFAULT_SCORE
     matching: Matching = "greedy"
 
     @staticmethod
@@ -157,7 +157,7 @@ class Detection(Oracle):
             _check_objects(labels, len(clean_outputs))
         objects = self._objects(clean_outputs, labels)
         usable = objects.is_required.any(1)
-        if labels is not None:  # they say that a picture is empty, so that anything found in it is a fault
+        if labels is not None:  # pictures that are labelled as empty can be tested too
             has_answers = self._answers(clean_outputs).is_answer.any(1)
             usable |= ~objects.is_true.any(1) & ~has_answers
         if not bool(objects.is_required.any()):
@@ -198,10 +198,10 @@ class Detection(Oracle):
         return torch.cat([boxes, classes[..., None]], 2)
 
     def loss(self, outputs: Tensor, reference: Tensor) -> Tensor:
-        """Return how far objects are from being found, and how close others are to being answers.
+        """Return how far objects are from being found, and how close other detections are to being answers.
 
-        Both are cross-entropies: of the best detection of each object that must be found, its score reduced if they
-        overlap too little, and of the best detection that is no object.
+        Both are cross-entropies: of the best detection of each required object, whose score is reduced if they overlap
+        too little, and of the best detection that matches no object.
         """
         boxes, classes, scores = outputs[..., :4].float(), outputs[..., CLASS], outputs[..., SCORE].float()
         overlaps = overlap(boxes, reference[..., :4].float())
@@ -209,10 +209,10 @@ class Detection(Oracle):
         found = scores[:, :, None] * (overlaps / self.least_overlap).clamp_max(1)
         found = _highest(torch.where(is_same, found, 0.0), 1)
         is_required = reference[..., 5] > 0
-        losses = torch.where(is_required, -found.clamp_min(LEAST_LOSS).log(), 0.0)
+        losses = torch.where(is_required, -found.clamp_min(MIN_LOSS).log(), 0.0)
         is_object = (is_same & (overlaps >= self.least_overlap)).any(2) | (classes < 0)
         other = _highest(torch.where(is_object, 0.0, scores), 1)
-        return losses.sum(1) / is_required.sum(1).clamp_min(1) - (1 - other).clamp_min(LEAST_LOSS).log()
+        return losses.sum(1) / is_required.sum(1).clamp_min(1) - (1 - other).clamp_min(MIN_LOSS).log()
 
     def grade(self, clean_outputs: Tensor, labels: Tensor) -> dict[str, float]:
         precision = average_precision(clean_outputs, labels)
@@ -228,25 +228,25 @@ class Detection(Oracle):
         is_found = are_matched(matched, n_objects)
         is_broken = objects.is_required & ~is_found
         is_left = answers.is_answer & (matched == UNMATCHED)
-        # What has become of broken objects: the detections that are left are taken for them, each at most once.
+        # What has become of broken objects: each remaining detection explains at most one of them.
         explains = is_left[:, :, None] & is_broken[:, None]
         as_other = match(overlaps, explains & ~is_same & is_near, ~is_broken, objects.is_crowd)
         is_mistaken = are_matched(as_other, n_objects)
         explains &= (as_other == UNMATCHED)[:, :, None] & ~is_mistaken[:, None]
-        as_moved = match(overlaps, explains & is_same & (overlaps >= MOVED_IOU), ~is_broken, objects.is_crowd)
+        as_moved = match(overlaps, explains & is_same & (overlaps >= MIN_MOVED_IOU), ~is_broken, objects.is_crowd)
         has_moved = are_matched(as_moved, n_objects)
         is_spurious = is_left & (as_other == UNMATCHED) & (as_moved == UNMATCHED) & ~answers.is_excused
-        # Margins: of an object, the slack of its best detection; of a detection that is no object, that of its score.
+        # The margin of an object is the slack of its best detection; that of other detections the slack of their score.
         slack = torch.minimum(answers.scores[:, :, None] - self.least_score, overlaps - self.least_overlap)
         of_objects = _highest(torch.where(is_same, slack, -self.least_score), 1, -self.least_score)
-        of_objects = torch.where(is_broken, of_objects.clamp_max(-LEAST_LOSS), of_objects)
+        of_objects = torch.where(is_broken, of_objects.clamp_max(-MIN_LOSS), of_objects)
         of_objects = torch.where(objects.is_required, of_objects, torch.inf)
         is_excused = answers.is_excused | (answers.classes == PADDING) | (answers.is_answer & ~is_spurious)
         is_excused |= (is_same & is_near).any(2)
         of_others = torch.where(is_excused & ~is_spurious, torch.inf, self.least_score - answers.scores)
-        of_others = torch.where(is_spurious, of_others.clamp_max(-LEAST_LOSS), of_others)
+        of_others = torch.where(is_spurious, of_others.clamp_max(-MIN_LOSS), of_others)
         margins = torch.cat([of_objects, of_others, of_objects.new_full((n_tests, 1), self.least_score)], 1)
-        # The outcome: that of the broken object or spurious detection with the smallest margin.
+        # The outcome is that of the broken object or spurious detection with the smallest margin.
         kind = torch.where(is_mistaken, MISTAKEN, torch.where(has_moved, MOVED, LOST))
         place = torch.where(as_other == UNMATCHED, n_objects, as_other)
         mistaken_for = matched.new_zeros(n_tests, n_objects + 1).scatter_(1, place, answers.classes)[:, :n_objects]
@@ -258,7 +258,7 @@ class Detection(Oracle):
         worst = torch.where(is_wrong, margins.detach(), torch.inf).argmin(1, keepdim=True)
         outcome = torch.cat([outcomes, of_spurious, kept], 1).gather(1, worst).squeeze(1)
         margin = torch.where(is_fault[:, None] & ~is_wrong, torch.inf, margins).amin(1)
-        # The value is the F1 score of the answers: 1 if all objects were found and nothing else.
+        # The value is the F1 score of the answers, 1 if all objects were found and nothing else.
         n_found = (is_found & objects.is_true).sum(1)
         n_answers = (answers.is_answer & ~are_in_crowd(matched, objects.is_crowd)).sum(1)
         total = objects.is_true.sum(1) + n_answers
@@ -266,7 +266,7 @@ class Detection(Oracle):
         return Verdict(is_fault, torch.where(is_fault, outcome, KEPT_ANSWER), margin, value)
 
     def _answers(self, outputs: Tensor) -> ScoredBoxes:
-        """Return the detections of tests; those that are not finite are empty."""
+        """Return the detections of tests; detections that are not finite become empty."""
         outputs = by_score(torch.where(outputs.isfinite(), outputs, 0.0))
         classes = outputs[..., CLASS].long()
         classes = torch.where(outputs[..., SCORE] > 0, classes, PADDING)
@@ -277,7 +277,7 @@ class Detection(Oracle):
         return ScoredBoxes(boxes, boxes, classes[:, :n], scores, is_answer, torch.zeros_like(is_answer))
 
     def _objects(self, clean_outputs: Tensor, labels: Tensor | None) -> Objects:
-        """Return what tests of these seeds are compared with."""
+        """Return the objects that tests of these seeds are compared with."""
         clean = self._answers(clean_outputs)
         n = int(clean.is_answer.sum(1).amax()) if clean.is_answer.numel() else 0
         clean = ScoredBoxes(*(column[:, :n] for column in clean))
@@ -306,7 +306,7 @@ class Detection(Oracle):
         )
 
     def _refuse_if_nothing_is_found(self, clean_outputs: Tensor, labels: Tensor | None) -> None:
-        """Refuse a model that finds none of the objects, with the most likely reason; pictures may have no objects."""
+        """Refuse a model that finds none of the objects, if there are any, and give the most likely reason."""
         if labels is not None and not bool((labels[..., 4] >= 0).any()):
             return
         clean, rule = self._answers(clean_outputs), "the model must find some of the objects on clean inputs, but"
@@ -316,7 +316,7 @@ class Detection(Oracle):
                 f"{rule} no detection has a score of {self.least_score:g} or more, the highest is {highest:.3g}: lower "
                 f"it with oracle='detection:{self.least_overlap:g},score=...', or check the preprocessing and weights"
             )
-        assert labels is not None  # without them, what is found is an object
+        assert labels is not None  # without labels, the answers are the objects
         overlaps = overlap(clean.boxes, labels[..., :4].to(clean.boxes))
         is_near = (overlaps >= self.least_overlap) & clean.is_answer[:, :, None] & (labels[:, None, :, 4] >= 0)
         if bool(is_near.any()):
@@ -333,7 +333,7 @@ class Detection(Oracle):
 
 
 def _overlaps(answers: ScoredBoxes, objects: Objects) -> Tensor:
-    """Return the IoU with each object, the largest that its possible bounds give; with a crowd, the share inside it."""
+    """Return the IoU with each object, maximised over its possible bounds; for a crowd, the share inside it."""
     overlaps = overlap(answers.boxes, objects.boxes)
     if objects.inner is not objects.boxes:
         between = (objects.boxes + objects.inner) / 2
@@ -346,37 +346,37 @@ def _overlaps(answers: ScoredBoxes, objects: Objects) -> Tensor:
 
 
 def moved_boxes(boxes: Tensor, motion: Motion) -> tuple[Tensor, Tensor]:
-    """Return moved boxes, and which of them can be expected to be found: large, inside, and not torn or folded."""
+    """Return moved boxes, and which are expected to be found: large enough, inside, and not torn or folded."""
     moved, share = motion.boxes(boxes)
     sides = moved[..., 2:] - moved[..., :2]
     n, n_boxes = boxes.shape[:2]
     points, places = _points_inside(boxes.detach(), OBJECT_POINTS)
     flat = motion.points(points.reshape(n, -1, 2)).detach()
-    _, is_seen = motion.sources(flat)  # a part that has left the picture in an earlier step does not come back
-    is_there = is_seen.view(n, n_boxes, len(places)).float().mean(2) >= LEAST_SHARE_SEEN
-    is_whole = _deformation(flat.view(n, n_boxes, len(places), 2), places) <= MOST_DEFORMED
-    return moved, (share >= LEAST_SHARE_SEEN) & (sides.amin(-1) >= LEAST_SIDE) & is_there & is_whole
+    _, is_seen = motion.sources(flat)  # parts that left the picture in an earlier step do not come back
+    is_there = is_seen.view(n, n_boxes, len(places)).float().mean(2) >= MIN_SHARE_SEEN
+    is_whole = _deformation(flat.view(n, n_boxes, len(places), 2), places) <= MAX_DEFORMATION
+    return moved, (share >= MIN_SHARE_SEEN) & (sides.amin(-1) >= MIN_SIDE) & is_there & is_whole
 
 
 def _deformation(moved: Tensor, places: Tensor) -> Tensor:
-    """Return how far points in moved boxes are from where an affine map would put them, as a share of their extent."""
+    """Return the deviation of points in moved boxes from the best affine map, as a share of their extent."""
     terms = torch.cat([places, torch.ones_like(places[:, :1])], 1).double()
     fitted = terms @ torch.linalg.pinv(terms) @ moved.double()
     residual = (moved - fitted).square().sum(-1).mean(-1)
     extent = (moved - moved.mean(2, keepdim=True)).square().sum(-1).mean(-1)
-    return torch.where(extent > 0, residual / extent.clamp_min(TINY), 0.0).sqrt()
+    return torch.where(extent > 0, residual / extent.clamp_min(MIN_AREA), 0.0).sqrt()
 
 
 def _points_inside(boxes: Tensor, n_across: int) -> tuple[Tensor, Tensor]:
-    """Return a grid of points in each box `[..., points, 2]`, and their places as shares of its sides `[points, 2]`."""
+    """Return a grid of points in each box `[..., points, 2]`, and the points as shares of its sides `[points, 2]`."""
     steps = (torch.arange(n_across, dtype=boxes.dtype, device=boxes.device) + 0.5) / n_across
     places = torch.cartesian_prod(steps, steps)
     return boxes[..., None, :2] + places * (boxes[..., 2:4] - boxes[..., :2])[..., None, :], places
 
 
 def _moved_objects(objects: Objects, motion: Motion, boxes: Tensor, is_visible: Tensor) -> Objects:
-    is_optional = (objects.classes != PADDING) & ~is_visible  # part of it may be found, in one piece or in several
-    around = boxes.new_tensor([-1, -1, 1, 1]) * LEAST_SIDE / 2
+    is_optional = (objects.classes != PADDING) & ~is_visible  # may be found in one piece or in several
+    around = boxes.new_tensor([-1, -1, 1, 1]) * MIN_SIDE / 2
     return objects._replace(
         boxes=torch.where(is_optional[..., None], boxes + around, boxes),
         inner=motion.boxes(objects.inner, "ellipse")[0],
@@ -389,8 +389,8 @@ def _moved_objects(objects: Objects, motion: Motion, boxes: Tensor, is_visible: 
 def _seen_through(answers: ScoredBoxes, motion: Motion, objects: Objects, is_visible: Tensor) -> ScoredBoxes:
     """Return detections with the part of each that shows the clean picture, and whether it is excused.
 
-    A detection is excused if most of it shows a mirror image, or an object of its class that need not be found because
-    of the motion: such an object may be seen in several pieces.
+    A detection is excused if it mostly shows a mirror image, or an object of its class that need not be found because
+    of the motion and may be seen in several pieces.
     """
     boxes = answers.boxes.detach()
     points, _ = _points_inside(boxes, GRID_POINTS)
@@ -401,13 +401,13 @@ def _seen_through(answers: ScoredBoxes, motion: Motion, objects: Objects, is_vis
     most = torch.where(is_inside[..., None], points, -torch.inf).amax(2) + half
     visible = torch.cat([least, most], 2)
     visible = torch.where(visible.isfinite(), visible, boxes)
-    is_excused = is_inside.to(boxes.dtype).mean(2) < LEAST_SHARE_SEEN
+    is_excused = is_inside.to(boxes.dtype).mean(2) < MIN_SHARE_SEEN
     is_lost = (objects.classes != PADDING) & ~is_visible
     if bool(is_lost.any()):
         source, bounds = source[:, :, None], objects.boxes[:, None, :, None]
         is_from = ((source >= bounds[..., :2]) & (source <= bounds[..., 2:])).all(-1).to(boxes.dtype).mean(-1)
         is_same = answers.classes[:, :, None] == objects.classes[:, None]
-        is_excused |= ((is_from >= LEAST_SHARE_SEEN) & is_same & is_lost[:, None]).any(2)
+        is_excused |= ((is_from >= MIN_SHARE_SEEN) & is_same & is_lost[:, None]).any(2)
     return answers._replace(visible=visible, is_excused=is_excused)
 
 
@@ -419,7 +419,7 @@ def _highest(values: Tensor, dim: int, otherwise: float = 0.0) -> Tensor:
 
 
 def are_detections(outputs: Tensor) -> bool:
-    """Return whether outputs can be detections: `[inputs, n, 6]` with scores in 0..1 and class numbers."""
+    """Return whether outputs have the form of detections: `[inputs, n, 6]` with scores in 0..1 and class numbers."""
     if outputs.ndim != 3 or outputs.shape[2] != 6:
         return False
     scores, classes = outputs[..., SCORE], outputs[..., CLASS]

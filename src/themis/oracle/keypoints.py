@@ -1,6 +1,6 @@
-"""Key points: `keypoints`; outputs are places in the picture, `[inputs, points, 2]`, or 3 with a score.
+"""Key points: `keypoints`. Outputs are places in the picture, `[inputs, points, 2]`, or 3 with a score.
 
-Places are in pixels from the upper left corner of the picture, so that the centre of its first pixel is (0.5, 0.5).
+Places are in pixels from the upper left corner of the picture; the centre of the first pixel is (0.5, 0.5).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from themis.errors import DataError, ModelError
 from themis.oracle.motion import Motion, are_within
 from themis.oracle.oracle import (
     KEPT_ANSWER,
-    BesideConstant,
+    BaselineScores,
     Oracle,
     Verdict,
     agreement_of_numbers,
@@ -26,17 +26,17 @@ from themis.oracle.oracle import (
 DEFAULT_PERCENT = 10.0
 """Default tolerance, in percent of the extent of the points: PCK@0.1."""
 COUNTED, UNKNOWN, OUTSIDE = 1, 0, -1
-"""Third column of a reference: the point counts, its place is not known, or its place is outside of the picture."""
+"""Third column of a reference: the point counts, its place is unknown, or its place is outside the picture."""
 
 
 @dataclass(frozen=True)
 class KeyPoints(Oracle):
-    """A fault is a key point that is further from its place than a tolerance.
+    """A fault is a key point whose distance from its place exceeds a tolerance.
 
-    The place is that of the label `[seeds, points, 2]`, or 3 with a visibility that is 0 for points that are not
-    labelled (NaN does the same); or, without labels, that of the clean answer. The outcome is the point that is
-    furthest off, and the value its distance. Points whose clean answer is beyond the tolerance do not count, nor do
-    those that left the picture with their content. Places move with the picture.
+    The place is given by the label `[seeds, points, 2]`, or 3 with a visibility, which is 0 for points without a label
+    (NaN means the same); without labels, it is given by the clean answer. The outcome is the point that is furthest
+    off, and the value is its distance. Points whose clean answer is beyond the tolerance do not count, nor do points
+    that have left the picture. Places move with the picture.
 
     Args:
         tolerance: In pixels; None if it is in percent.
@@ -90,7 +90,7 @@ class KeyPoints(Oracle):
     def answers(self, clean_outputs: Tensor) -> Tensor:
         return clean_outputs[..., :2]
 
-    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BesideConstant | None:
+    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BaselineScores | None:
         reference = self.reference(clean_outputs, labels)
         is_known = reference[..., 2:] == COUNTED
         places = torch.where(is_known, reference[..., :2], torch.nan)
@@ -102,10 +102,10 @@ class KeyPoints(Oracle):
         gaps = [torch.where(is_known, points - median, 0).flatten(1) for points in (clean_outputs[..., :2], places)]
         errors = f"mean error {float(own.mean()):.3g} against {float(constant.mean()):.3g} pixels"
         text = f"always answering the median places: {errors}"
-        return BesideConstant(-own, -constant, agreement_of_numbers(*gaps), text)
+        return BaselineScores(-own, -constant, agreement_of_numbers(*gaps), text)
 
     def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
-        """Return the places and whether they count, `[seeds, points, 3]`."""
+        """Return the places of points and their state (see `COUNTED`), `[seeds, points, 3]`."""
         known = clean_outputs[..., :2] if labels is None else labels.to(clean_outputs.dtype)
         places, visibility = known[..., :2], known[..., 2:] if known.shape[-1] == 3 else torch.ones_like(known[..., :1])
         state = torch.where(places.isfinite().all(-1, keepdim=True), visibility.sign(), UNKNOWN)
@@ -136,7 +136,7 @@ class KeyPoints(Oracle):
         return torch.where(is_inside, places, torch.nan)
 
     def loss(self, outputs: Tensor, reference: Tensor) -> Tensor:
-        """Return the mean distance along both axes, whose slope does not vanish where there is no error."""
+        """Return the mean of the distances along both axes, whose slope does not vanish where there is no error."""
         counts = reference[..., 2:] == COUNTED
         gap = torch.where(counts, outputs[..., :2].float() - reference[..., :2], 0)
         return torch.where(gap >= 0, gap, -gap).sum((1, 2)) / counts.sum((1, 2)).clamp(min=1)
@@ -146,11 +146,11 @@ class KeyPoints(Oracle):
         return {"error": float(_distances(clean_outputs, reference)[reference[..., 2] == COUNTED].double().mean())}
 
     def reach(self, places: Tensor) -> Tensor:
-        """Return the tolerance in pixels, `[tests]`, if points should be at these places."""
+        """Return the tolerance in pixels, `[tests]`, for points at these places."""
         return self._reach(self.reference(places, None))
 
     def share_near(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the share of the labelled points that are within the tolerance, `[tests]`; 1 if none is labelled."""
+        """Return the share of labelled points within the tolerance, `[tests]`; 1 without labelled points."""
         reference = self.reference(outputs, labels)
         counts = reference[..., 2] == COUNTED
         is_near = counts & (_distances(outputs, reference) <= self._reach(reference)[:, None])
@@ -173,7 +173,7 @@ class KeyPoints(Oracle):
 
 
 def _distances(outputs: Tensor, reference: Tensor) -> Tensor:
-    """Return how far points are from where they should be, `[tests, points]`; 0 for those that do not count."""
+    """Return the distances of points from their places, `[tests, points]`; 0 for points that do not count."""
     gap = torch.where(reference[..., 2:] == COUNTED, outputs[..., :2] - reference[..., :2], 0)
     distances: Tensor = torch.linalg.vector_norm(gap, dim=-1)
     return distances

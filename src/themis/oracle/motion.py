@@ -1,8 +1,7 @@
-"""How a disturbed picture has moved, and how label maps, points and boxes move with it.
+"""The motion of disturbed pictures, and of label maps, points and boxes with them.
 
-A perturbation that moves pixels says where the content of each place of the disturbed picture comes from (its
-`source`). Positions are relative to the picture's centre, in shares of its shorter side; x grows to the right, y
-downwards.
+A perturbation that moves pixels defines a `source`: where the content at each place of the disturbed picture comes
+from. Positions are relative to the picture's centre, in shares of its shorter side; x grows to the right, y downwards.
 """
 
 from __future__ import annotations
@@ -19,24 +18,24 @@ from themis.compute.rng import Rng
 Size = tuple[int, int]
 """Height and width of a picture in pixels."""
 Source = Callable[[Tensor, Tensor, Tensor, Rng, Size], tuple[Tensor, Tensor]]
-"""`source(x, y, theta [tests, dimensions], rng, size)`: where the content at the positions `x` and `y` of the disturbed
-picture (`[tests, ...]`, or 1 for all tests) was in the picture before."""
+"""`source(x, y, theta [tests, dimensions], rng, size) -> (x, y)`: where the content at positions of the disturbed
+picture (`[tests, ...]`, or `[1, ...]` for all tests) was before."""
 
-NEGLIGIBLE = 1 / 512
-"""Weight of a pixel in an interpolation below which it does not matter: half a level of an 8-bit picture."""
+NEGLIGIBLE_WEIGHT = 1 / 512
+"""Weight of a pixel in an interpolation below which it is ignored: half a level of an 8-bit picture."""
 NEWTON_STEPS = 12
-"""Steps of the search for the place that a point moves to; affine maps need one."""
-CONVERGED = 1e-16
-"""Squared distance, in shares of the shorter side, at which that search ends."""
+"""Steps of Newton's method to find the place that a point moves to; affine maps need one step."""
+NEWTON_TOLERANCE = 1e-16
+"""Squared distance, in shares of the shorter side, at which Newton's method ends."""
 SLOPE_STEP = 1e-4
 """Step of the finite differences that give the slope of a source, as a share of the shorter side."""
 OUTLINE_POINTS = 32
-"""Points on the outline of a box whose moved places bound the moved box."""
+"""Points on the outline of a box; after the motion, the box around them is the moved box."""
 
 
 @dataclass(frozen=True)
 class MotionStep:
-    """One perturbation that moved the pictures: its source, its theta, and the state of its random numbers."""
+    """One perturbation that moved the pictures: its source, its theta and the state of its random numbers."""
 
     source: Source
     theta: Tensor  # [tests, dimensions]
@@ -51,10 +50,10 @@ class MotionStep:
 
 @dataclass(frozen=True)
 class Motion:
-    """How the pictures of some tests have moved, one step after the other; without steps, they have not.
+    """How the pictures of some tests have moved, as a sequence of steps; without steps, they have not moved.
 
-    Pixel coordinates of points and boxes are continuous: (0, 0) is the upper left corner of the picture and
-    (width, height) the lower right one, so that the centre of the first pixel is (0.5, 0.5).
+    Pixel coordinates of points and boxes are continuous: (0, 0) is the upper left corner of the picture,
+    (width, height) the lower right corner, and (0.5, 0.5) the centre of the first pixel.
     """
 
     steps: tuple[MotionStep, ...] = ()
@@ -71,7 +70,7 @@ class Motion:
 
     @staticmethod
     def joined(parts: Sequence[Motion]) -> Motion:
-        """The motion of all tests, from that of consecutive parts of them."""
+        """Join the motions of consecutive parts of the tests."""
         columns = zip(*(part.steps for part in parts), strict=True)
         return Motion(
             tuple(
@@ -85,29 +84,28 @@ class Motion:
         )
 
     def maps(self, maps: Tensor, fill: int) -> Tensor:
-        """Label maps `[tests, ..., height, width]`, moved like the pictures; they may be smaller than these.
+        """Move label maps `[tests, ..., height, width]` like the pictures; they may have a lower resolution.
 
-        A pixel of the disturbed picture is interpolated between pixels of the picture before. Where these have one
-        label, it gets that label; where their labels differ, or where it shows nothing of the picture, it gets `fill`.
+        A pixel of the disturbed picture is interpolated between pixels of the previous picture. If these have the same
+        label, the pixel gets it; if their labels differ, or the pixel shows nothing of the picture, it gets `fill`.
         """
         for step in self.steps:
             maps = _sampled(step, maps, fill)
         return maps
 
     def points(self, points: Tensor) -> Tensor:
-        """Points `[tests, points, 2]` in pixels, moved like the pictures; they may lie outside of these.
+        """Move points `[tests, points, 2]` in pixels like the pictures; they may leave the pictures.
 
-        Differentiable in the points and in theta.
+        The result is differentiable in the points and in theta.
         """
         for step in self.steps:
             points = _moved(step, points)
         return points
 
     def sources(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Where places `[tests, points, 2]` of the disturbed pictures, in pixels, were in the clean ones.
+        """Where places `[tests, points, 2]` of the disturbed pictures, in pixels, were in the clean pictures.
 
-        Also which of them show a place of the clean picture: beyond the edges of one that has moved, its mirror image
-        is seen.
+        Also returns which places show the clean picture itself, rather than its mirror image beyond the edges.
         """
         is_inside = torch.ones(points.shape[:-1], dtype=torch.bool, device=points.device)
         for step in reversed(self.steps):
@@ -116,11 +114,11 @@ class Motion:
         return points, is_inside
 
     def boxes(self, boxes: Tensor, outline: Literal["box", "ellipse"] = "box") -> tuple[Tensor, Tensor]:
-        """Boxes `[tests, boxes, 4]` (left, top, right, bottom in pixels), moved like the pictures and clipped to them.
+        """Move boxes `[tests, boxes, 4]` (left, top, right, bottom in pixels) like the pictures, and clip them.
 
-        Returns the boxes, and for each the share of its area before clipping that is left, `[tests, boxes]`; the box of
-        an object that left the picture is empty and has the share 0. outline: whether the moved box bounds the box
-        itself, or the ellipse inside it, which is closer to the bounds of an object that has rotated.
+        Returns the boxes, and the share of each box's area that is left after clipping, `[tests, boxes]`; the box of an
+        object outside the picture is empty and has share 0. outline: what the moved box bounds, the box itself or the
+        ellipse inside it, which is closer to the bounds of a rotated object.
         """
         if not self.steps:
             return boxes, torch.ones(boxes.shape[:-1], dtype=boxes.dtype, device=boxes.device)
@@ -143,13 +141,13 @@ def are_within(points: Tensor, size: Size) -> Tensor:
 
 
 def _positions(points: Tensor, size: Size) -> tuple[Tensor, Tensor]:
-    """Points in pixels as positions."""
+    """Convert points in pixels to positions."""
     height, width = size
     return (points[..., 0] - width / 2) / min(size), (points[..., 1] - height / 2) / min(size)
 
 
 def _pixels(x: Tensor, y: Tensor, size: Size) -> Tensor:
-    """Positions as points in pixels."""
+    """Convert positions to points in pixels."""
     height, width = size
     return torch.stack([x * min(size) + width / 2, y * min(size) + height / 2], -1)
 
@@ -167,11 +165,11 @@ def _sampled(step: MotionStep, maps: Tensor, fill: int) -> Tensor:
     shape = (len(maps), rows, columns)
 
     def neighbours(position: Tensor, n: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The pixels on both sides that are interpolated, and whether the position is inside."""
+        """The two pixels between which is interpolated, and whether the position is inside the map."""
         pixel = (position * (unit * n / length) + (n - 1) / 2).expand(shape)
-        is_inside = (pixel >= -0.5 - NEGLIGIBLE) & (pixel <= n - 0.5 + NEGLIGIBLE)
-        before = (pixel - (1 - NEGLIGIBLE)).ceil().clamp(0, n - 1)
-        after = (pixel + (1 - NEGLIGIBLE)).floor().clamp(0, n - 1)
+        is_inside = (pixel >= -0.5 - NEGLIGIBLE_WEIGHT) & (pixel <= n - 0.5 + NEGLIGIBLE_WEIGHT)
+        before = (pixel - (1 - NEGLIGIBLE_WEIGHT)).ceil().clamp(0, n - 1)
+        after = (pixel + (1 - NEGLIGIBLE_WEIGHT)).floor().clamp(0, n - 1)
         return before.long(), after.long(), is_inside
 
     left, right, is_across = neighbours(x, columns, width)
@@ -190,11 +188,11 @@ def _sampled(step: MotionStep, maps: Tensor, fill: int) -> Tensor:
 
 
 def _moved(step: MotionStep, points: Tensor) -> Tensor:
-    """The points after one step: the places whose source they are, by Newton's method from where they were."""
+    """The points after one step: the places whose source they are, found by Newton's method."""
     goal_x, goal_y = _positions(points.double(), step.size)
 
     def newton_step(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The next estimate, and how far the source of this one is from the goal."""
+        """The next estimate, and the squared distance of the source of the current one from the goal."""
         h = SLOPE_STEP
         back_x, back_y = step.trace_back(torch.cat([x, x + h, x - h, x, x], 1), torch.cat([y, y, y, y + h, y - h], 1))
         (back_x, *x_ends), (back_y, *y_ends) = back_x.chunk(5, 1), back_y.chunk(5, 1)
@@ -219,11 +217,10 @@ def _moved(step: MotionStep, points: Tensor) -> Tensor:
             best_x, best_y = torch.where(is_better, x, best_x), torch.where(is_better, y, best_y)
             least = torch.where(is_better, error, least)
             x, y = next_x, next_y
-            if (
-                not points.is_cuda and float(least.amax() if least.numel() else 0) < CONVERGED
-            ):  # a GPU would be waited for
+            # On a GPU, reading the error would take longer than the remaining steps.
+            if not points.is_cuda and float(least.amax() if least.numel() else 0) < NEWTON_TOLERANCE:
                 break
-    x, y, _ = newton_step(best_x, best_y)  # once more, with the gradient in the goal and in theta
+    x, y, _ = newton_step(best_x, best_y)  # one more step, with the gradient in the goal and in theta
     return _pixels(x, y, step.size).to(points.dtype)
 
 
@@ -231,7 +228,7 @@ def _outline(boxes: Tensor, outline: Literal["box", "ellipse"]) -> Tensor:
     """Points on the outline of each box, or of the ellipse inside it, `[tests, boxes, points, 2]`."""
     turns = (torch.arange(OUTLINE_POINTS, dtype=boxes.dtype, device=boxes.device) + 0.5) / OUTLINE_POINTS
     directions = torch.stack([(turns * 2 * torch.pi).cos(), (turns * 2 * torch.pi).sin()], -1)
-    if outline == "box":  # half of the points lie on each pair of sides; the corners are among them
+    if outline == "box":  # half of the points lie on each pair of opposite sides, and the corners are added
         directions = directions / directions.abs().amax(-1, keepdim=True)
         side = torch.arange(-1, 2, 2, dtype=boxes.dtype, device=boxes.device)
         directions = torch.cat([directions, torch.cartesian_prod(side, side)])

@@ -1,4 +1,4 @@
-"""The interface of an oracle, the checks that several tasks share, and whether a model looks at its inputs at all."""
+"""The interface of an oracle, checks that several tasks share, and a check for models that ignore their inputs."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from themis.oracle.motion import Motion
 from themis.text import percent
 
 NOT_FINITE = -1
-"""Outcome of a test whose output contains a NaN or an infinity; no other outcome has this number."""
+"""The outcome of a test whose output contains a NaN or an infinity."""
 KEPT_ANSWER = -2
-"""Outcome of a test that kept its answer, in tasks whose outcomes say what changed."""
+"""The outcome of a test that kept its answer, in tasks whose outcomes say what changed."""
 
 
-LEAST_SEEDS = 10
+MIN_SEEDS = 10
 """With fewer seeds, a good model may give all of them the same answer."""
-LEAST_OTHERS = 10
-"""With fewer labels other than the commonest, even a good model may have all of them wrong."""
+MIN_OTHER_LABELS = 10
+"""With fewer labels other than the most common ones, even a good model may have all of them wrong."""
 SAME_ANSWER_GAP = 1e-6
-"""Difference between answers, as a share of the largest, up to which they are the same."""
-INFORMATIVE = 1.645
-"""Answers agree with the labels more than by chance (p < 0.05) from this many standard deviations on."""
-WORSE = 3.09
-"""They are worse than a constant answer (p < 0.001) if they lose by more standard errors than this."""
+"""Largest difference of answers that count as equal, as a share of the largest answer."""
+MIN_AGREEMENT = 1.645
+"""Standard deviations above which answers agree with the labels more than by chance (p < 0.05)."""
+MAX_DEFICIT = 3.09
+"""Standard errors beyond which answers are worse than a constant answer (p < 0.001)."""
 
 
 class Verdict(NamedTuple):
     """An oracle's verdict on a batch of tests; each field is `[tests]`.
 
-    `outcome` is the answer, or what changed in it: faults of one seed with different outcomes are distinct. `margin`
-    is how far the answer is from being a fault, in the unit of the output, and negative for faults. `value` is the
+    `outcome` is the answer, or what changed in it; faults of one seed with different outcomes are distinct. `margin` is
+    the distance of the answer from being a fault, in the unit of the output; it is negative for faults. `value` is the
     answer as a number, in tasks that have one.
     """
 
@@ -47,7 +47,7 @@ class Verdict(NamedTuple):
     value: Tensor | None = None
 
     def mark_not_finite(self, outputs: Tensor) -> Verdict:
-        """The verdict in which every output that is not finite is a fault with the outcome `NOT_FINITE`."""
+        """The verdict with every output that is not finite as a fault with the outcome `NOT_FINITE`."""
         is_finite = are_finite(outputs)
         return Verdict(
             self.is_fault | ~is_finite,
@@ -57,15 +57,15 @@ class Verdict(NamedTuple):
         )
 
 
-class BesideConstant(NamedTuple):
-    """The clean answers beside the best constant answer, by the labels. Scores are `[seeds]`, higher is better."""
+class BaselineScores(NamedTuple):
+    """Scores `[seeds]` of the clean answers and of the best constant answer, by the labels; higher is better."""
 
     own: Tensor
     constant: Tensor
     agreement: float
-    """By how many standard deviations the answers agree better with their own labels than with shuffled ones."""
+    """Standard deviations by which the answers agree better with their own labels than with shuffled labels."""
     text: str
-    """The constant answer, and how well both do."""
+    """The constant answer and both scores, in words."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,13 @@ class Oracle(ABC):
     """Decides which tests of a task are faults. A new task implements the abstract methods."""
 
     is_spatial: ClassVar[bool] = False
-    """Whether answers and labels say where something is in the picture, so that they move with it."""
+    """Whether answers and labels are places in the picture and move with it."""
 
     is_probability: bool = field(default=False, kw_only=True)
     """Whether the outputs are probabilities rather than scores; set by `settle`."""
 
     task: ClassVar[str] = ""
-    """Its name on the command line, without a number."""
+    """The oracle's name on the command line, without a number."""
     fault: ClassVar[str] = ""
     """What counts as a fault, as a noun phrase."""
 
@@ -92,13 +92,13 @@ class Oracle(ABC):
         return self.fault
 
     def settle(self, clean_outputs: Tensor, labels: Tensor | None) -> Oracle:
-        """Return the oracle with everything fixed that depends on the clean outputs of all seeds."""
+        """Return the oracle with everything determined that depends on the clean outputs of all seeds."""
         return self
 
     def check(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
-        """Refuse unsuitable outputs and labels, and return which seeds can be tested, bool `[seeds]`: by default all.
+        """Refuse unsuitable outputs and labels; return which seeds can be tested, bool `[seeds]`, by default all.
 
-        The oracle has been settled.
+        It is called after `settle`.
         """
         return torch.ones(len(clean_outputs), dtype=torch.bool, device=clean_outputs.device)
 
@@ -118,29 +118,29 @@ class Oracle(ABC):
         return "the model misclassifies them"
 
     def answers(self, clean_outputs: Tensor) -> Tensor:
-        """Return what the model answers, `[seeds, ...]`, whatever the labels are."""
+        """Return the model's answers, `[seeds, ...]`, regardless of the labels."""
         return self.reference(clean_outputs, None)
 
-    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BesideConstant | None:
-        """Return the clean answers beside the best constant answer, in tasks that have one."""
+    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BaselineScores | None:
+        """Compare the clean answers with the best constant answer; None in tasks without one."""
         return None
 
     @abstractmethod
     def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
-        """Return the answers that the seeds should keep, `[seeds, ...]`, and that an attack tries to change."""
+        """Return the answers that tests should keep and attacks try to change, `[seeds, ...]`."""
 
     @abstractmethod
     def compare(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> Verdict:
-        """Return which tests are faults."""
+        """Return which tests are faults, for pictures that have not moved."""
 
     def verdict(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None, motion: Motion | None) -> Verdict:
-        """Return which tests are faults, given how their pictures have moved; every test is compared by it."""
+        """Return which tests are faults, given how their pictures have moved. Campaigns call this method."""
         if motion:
             clean_outputs, labels = self.move(clean_outputs, labels, motion)
         return self.compare(clean_outputs, outputs, labels)
 
     def moved_reference(self, clean_outputs: Tensor, labels: Tensor | None, motion: Motion) -> Tensor:
-        """Return the answers that the seeds should keep once their pictures have moved; for spatial tasks."""
+        """Return the answers that tests should keep after their pictures have moved; for spatial tasks."""
         return self.reference(*self.move(clean_outputs, labels, motion))
 
     def move(self, clean_outputs: Tensor, labels: Tensor | None, motion: Motion) -> tuple[Tensor, Tensor | None]:
@@ -148,14 +148,14 @@ class Oracle(ABC):
         raise UsageError(f"an oracle with is_spatial must define move, but {type(self).__name__} does not: add it")
 
     def move_labels(self, labels: Tensor, motion: Motion) -> Tensor:
-        """Return the labels of pictures that have moved, to train on; for spatial tasks."""
+        """Return the labels of pictures that have moved, for training; for spatial tasks."""
         raise UsageError(
             f"retraining must move labels without answers, which oracle {self.spec()!r} cannot do: use a perturbation "
             "that moves nothing, or another task"
         )
 
     def loss(self, outputs: Tensor, reference: Tensor) -> Tensor:
-        """Return how far outputs are from the reference answers, `[tests]`; attacks maximise it."""
+        """Return the distance of outputs from the reference answers, `[tests]`, which attacks maximise."""
         raise UsageError(
             f"an attack needs a loss to maximise, but oracle {self.spec()!r} has none: define one with "
             "Compare(function, loss_function=...), or choose a perturbation that needs no gradient"
@@ -177,19 +177,19 @@ def are_finite(outputs: Tensor) -> Tensor:
 
 
 def are_all_finite(outputs: Tensor) -> bool:
-    """Return whether no output contains a NaN or an infinity: if so, the sum has one as well, unless it overflows."""
+    """Return whether no output contains a NaN or an infinity; if the sum of all outputs is finite, none does."""
     if outputs.is_cpu:
-        return bool(np.isfinite(outputs.numpy()).all())  # between two passes in half the time of torch
+        return bool(np.isfinite(outputs.numpy()).all())  # between two passes, in half the time of torch
     return math.isfinite(float(outputs.sum())) or bool(are_finite(outputs).all())
 
 
 def have_shape(labels: Tensor, outputs: Tensor) -> bool:
-    """Return whether there is a label for each number of outputs `[inputs, k]`; with k = 1 they may be `[inputs]`."""
+    """Return whether there is a label for each output `[inputs, k]`; with k = 1, labels may be `[inputs]`."""
     return labels.shape == outputs.shape or (outputs.shape[1] == 1 and labels.numel() == len(outputs))
 
 
 def wrong_outputs(rule: str, outputs: Tensor) -> ModelError:
-    """The error for outputs of another shape than a task has."""
+    """The error for outputs whose shape does not fit the task."""
     return ModelError(
         f"{rule}, got {list(outputs.shape)}: pass output=... to Target to pick them from the model's result, or name "
         "another task with oracle=..."
@@ -211,14 +211,14 @@ def read_number(text: str, name: str, example: str, low: float = -torch.inf, hig
 
 
 def find_constant(oracle: Oracle, clean_outputs: Tensor, labels: Tensor | None) -> str | None:
-    """Return why a low fault rate would say nothing about a model, in words; None if its clean answers are informative.
+    """Return why a low fault rate would mean nothing, in words; None if the clean answers are informative.
 
-    All of them are the same; or, given labels, a constant answer would do as well. On unbalanced data a good model is
-    hardly more accurate than the commonest label: it passes if its answers agree with the labels more than by chance,
-    unless it is clearly less accurate.
+    They are not if all of them are equal or if, given labels, a constant answer is as good. On unbalanced data, a good
+    model is hardly more accurate than the most common label. It passes if its answers agree with the labels more than
+    by chance, unless it is clearly less accurate.
     """
     n = len(clean_outputs)
-    if n < LEAST_SEEDS:
+    if n < MIN_SEEDS:
         return None
     answers = oracle.answers(clean_outputs)
     if not answers.numel() or (answers.amax(0) - answers.amin(0)).max() <= SAME_ANSWER_GAP * answers.abs().max():
@@ -228,16 +228,16 @@ def find_constant(oracle: Oracle, clean_outputs: Tensor, labels: Tensor | None) 
         return None
     gain = (baseline.own.double() - baseline.constant.double()).nan_to_num(0)
     mean, standard_error = float(gain.mean()), float(gain.std()) / math.sqrt(n)
-    is_worse = mean < -WORSE * standard_error
-    if not is_worse and (mean > 0 or baseline.agreement > INFORMATIVE):
+    is_worse = mean < -MAX_DEFICIT * standard_error
+    if not is_worse and (mean > 0 or baseline.agreement > MIN_AGREEMENT):
         return None
     return f"the clean answers are no better than {baseline.text}"
 
 
-def class_baseline(answers: Tensor, labels: Tensor) -> BesideConstant | None:
-    """Compare the classes that answers name, `[seeds]` or `[seeds, k]`, with always naming the k commonest labels.
+def class_baseline(answers: Tensor, labels: Tensor) -> BaselineScores | None:
+    """Compare answers that are classes, `[seeds]` or `[seeds, k]`, with always naming the k most common labels.
 
-    Data with hardly any other label cannot tell a good model from one that always names the commonest.
+    None if there are too few other labels to distinguish a good model from a constant one.
     """
     answers = answers.reshape(len(labels), -1)
     n, k = answers.shape
@@ -245,20 +245,20 @@ def class_baseline(answers: Tensor, labels: Tensor) -> BesideConstant | None:
     counts, named = (classes.flatten().bincount(minlength=n_classes).double() for classes in (labels, answers))
     commonest = counts.topk(k).indices
     own, constant = (answers == labels[:, None]).any(1), torch.isin(labels, commonest)
-    if n - int(constant.sum()) < LEAST_OTHERS:
+    if n - int(constant.sum()) < MIN_OTHER_LABELS:
         return None
-    # Of the number of correct answers if the labels were shuffled: its mean and its variance.
+    # The mean and the variance of the number of correct answers if the labels were shuffled.
     by_answer, by_label = counts[answers].sum(1) / n, named[labels] / n
     mean = float(by_answer.sum())
     squares = n * mean - n * float(by_answer.square().sum()) - n * float(by_label.square().sum()) + mean**2
     agreement = _standardised(float(own.sum()) - mean, squares / max(n - 1, 1))
     names = f"class {int(commonest[0])}" if k == 1 else f"the {k} commonest classes"
     shares = " against ".join(percent(float(part.double().mean())) for part in (own, constant))
-    return BesideConstant(own, constant, agreement, f"always naming {names}: {shares} correct")
+    return BaselineScores(own, constant, agreement, f"always naming {names}: {shares} correct")
 
 
 def agreement_of_numbers(answers: Tensor, labels: Tensor) -> float:
-    """Return `BesideConstant.agreement` of answers and labels `[seeds, numbers]`, whose columns have one unit."""
+    """Return `BaselineScores.agreement` of answers and labels `[seeds, numbers]`, whose columns have one unit."""
     centred = [(column - column.mean(0)).double() for column in (answers, labels)]
     spread = (centred[0].T @ centred[0] * (centred[1].T @ centred[1])).sum()
     return _standardised(float((centred[0] * centred[1]).sum()), float(spread) / max(len(answers) - 1, 1))

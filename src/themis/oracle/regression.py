@@ -12,7 +12,7 @@ from torch import Tensor
 from themis.errors import DataError, ModelError, UsageError
 from themis.oracle.oracle import (
     KEPT_ANSWER,
-    BesideConstant,
+    BaselineScores,
     Oracle,
     Verdict,
     agreement_of_numbers,
@@ -22,31 +22,31 @@ from themis.oracle.oracle import (
 )
 
 SMALLER, LARGER = 0, 1
-"""Outcomes: the answer became smaller (steering: left) or larger (right)."""
-FIRST_OF_SEVERAL = 2
-"""Outcome of the first of several numbers that became smaller; those of the next numbers follow in pairs."""
-LEAST_SHARE = 0.05
-"""The default tolerance is at least this share of the standard deviation of the labels: a nearly perfect model should
-not fail because of rounding."""
+"""Outcomes: the answer became smaller (for steering, left) or larger (right)."""
+FIRST_OUTCOME_OF_SEVERAL = 2
+"""With several numbers, the outcome of a smaller first number; larger, and the other numbers, follow in pairs."""
+MIN_LABEL_SHARE = 0.05
+"""The default tolerance is at least this share of the standard deviation of the labels, so that a nearly perfect model
+does not fail because of rounding."""
 SHARE_WITHOUT_LABELS = 0.1
-"""Without labels, it is this share of the standard deviation of the clean answers: the typical error of a model that
-explains 99% of the variance."""
-TIMES_OFF = 3
-"""The default tolerance of `off` in typical errors: beyond it, a normally distributed error is an outlier."""
-MOST_TOLERANCES = 64
+"""The default tolerance without labels, as a share of the standard deviation of the clean answers: the typical error of
+a model that explains 99% of the variance."""
+OFF_ERRORS = 3
+"""The default tolerance of `off`, in typical errors; a larger normally distributed error is an outlier."""
+MAX_TOLERANCES = 64
 """With more outputs, the default is one tolerance for all of them."""
 N_LISTED_TOLERANCES = 4
-"""Tolerances that are listed in words."""
+"""Tolerances that a text lists."""
 
 
 @dataclass(frozen=True)
 class Regression(Oracle):
     """A fault is an answer further than a tolerance from the clean one (`regression`) or from the label (`off`).
 
-    If a model has several numbers per input, a fault is one of them that is; with `euclidean`, an answer whose
-    Euclidean distance from the clean one is. The tolerance is in the unit of the answer, one for all numbers or one for
-    each, or in standard deviations of the clean answers (`2sd`). By default it is the typical error of the model. With
-    `off`, seeds whose clean answer is already that far from the label are left out.
+    With several numbers per input, one of them must be beyond the tolerance; with `euclidean`, the Euclidean distance
+    of the answer from the clean one must be. The tolerance is in the unit of the answer, one for all numbers or one for
+    each, or in standard deviations of the clean answers (`2sd`). By default, it is the typical error of the model. With
+    `off`, seeds whose clean answer is beyond the tolerance are left out.
     """
 
     tolerance: float | tuple[float, ...] | None = None
@@ -54,7 +54,7 @@ class Regression(Oracle):
     compared_with: Literal["clean", "label"] = "clean"
     is_euclidean: bool = False
     basis: str = ""
-    """What the tolerance was derived from, in words; set by `settle`."""
+    """How the tolerance was derived, in words; set by `settle`."""
 
     @staticmethod
     def parse(text: str, **options: Any) -> Regression:
@@ -98,23 +98,23 @@ class Regression(Oracle):
             return self._with(SHARE_WITHOUT_LABELS * self._length(spread), basis, answers)
         given = labels.reshape(answers.shape).double()
         typical = self._length((answers.double() - given).abs()).median(0).values
-        least = LEAST_SHARE * self._length(given.std(0, unbiased=False))
+        least = MIN_LABEL_SHARE * self._length(given.std(0, unbiased=False))
         basis = "the model's median clean error"
         if bool((typical < least).all()):
-            basis = f"{LEAST_SHARE:.0%} of the standard deviation of the labels"
-        times = 1 if self.compared_with == "clean" else TIMES_OFF
+            basis = f"{MIN_LABEL_SHARE:.0%} of the standard deviation of the labels"
+        times = 1 if self.compared_with == "clean" else OFF_ERRORS
         basis = basis if times == 1 else f"{times} times {basis}"
         return self._with(times * torch.maximum(typical, least), f"{basis}, in the unit of the labels", answers)
 
     def _with(self, tolerances: Tensor, basis: str, answers: Tensor) -> Regression:
-        """Return the oracle with tolerances `[numbers]`, or one for all if the distance is Euclidean."""
+        """Return the oracle with tolerances `[numbers]`, or `[1]` if the distance is Euclidean."""
         if not bool((tolerances > 0).all()):
             raise ModelError(
                 f"the clean answers must differ for a default tolerance, or one in standard deviations, got "
                 f"{len(answers)} equal to {_show(answers[0].tolist())}: pass an absolute tolerance, such as "
                 f"oracle='{self.name}:0.1'"
             )
-        if len(tolerances) > MOST_TOLERANCES:
+        if len(tolerances) > MAX_TOLERANCES:
             tolerances = tolerances.median()[None]
         if len(tolerances) == 1:
             return replace(self, tolerance=float(tolerances[0]), basis=basis)
@@ -147,7 +147,7 @@ class Regression(Oracle):
         return clean_outputs
 
     def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
-        """Return the numbers that should be kept: `[seeds]`, or `[seeds, k]` if there are several."""
+        """Return the numbers that tests should keep: `[seeds]`, or `[seeds, k]` if there are several."""
         if self.compared_with == "clean":
             return _flat(clean_outputs)
         assert labels is not None  # `check` refuses data without labels
@@ -157,15 +157,15 @@ class Regression(Oracle):
         reference = self.reference(clean_outputs, labels)
         excess, number, gap = self._excess(outputs, reference)
         is_fault = excess > 0
-        first = SMALLER if reference.ndim == 1 else FIRST_OF_SEVERAL
+        first = SMALLER if reference.ndim == 1 else FIRST_OUTCOME_OF_SEVERAL
         outcome = torch.where(is_fault, first + 2 * number + (gap > 0).long(), KEPT_ANSWER)
         value = outputs.reshape(-1) if reference.ndim == 1 else None
         return Verdict(is_fault, outcome, -excess, value).mark_not_finite(outputs)
 
     def _excess(self, outputs: Tensor, reference: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return how far answers are beyond the tolerance; the number that is furthest off; and its deviation.
+        """Return by how much answers exceed the tolerance, the index of the number furthest off, and its deviation.
 
-        With several tolerances, the excess is in the unit of the smallest one.
+        With several tolerances, the excess is in units of the smallest one.
         """
         gaps = self._gaps(outputs, reference)
         number = gaps.abs().argmax(1)
@@ -174,18 +174,18 @@ class Regression(Oracle):
         return size - min(self._tolerances), number, gap
 
     def _gaps(self, outputs: Tensor, reference: Tensor) -> Tensor:
-        """Return deviations `[tests, numbers]`; several tolerances are levelled to the smallest one."""
+        """Return deviations `[tests, numbers]`, scaled so that the smallest tolerance applies to all numbers."""
         gaps = _rows(outputs) - reference.reshape(_rows(outputs).shape)
         if len(self._tolerances) == 1:
             return gaps
-        least = min(self._tolerances)  # filled, since a CUDA graph cannot copy numbers from the host
+        least = min(self._tolerances)  # new_full instead of new_tensor, since a CUDA graph cannot copy from the host
         return gaps / torch.cat([gaps.new_full((1,), tolerance / least) for tolerance in self._tolerances])
 
     def loss(self, outputs: Tensor, reference: Tensor) -> Tensor:
         """Return the absolute error, whose gradient has the same direction as that of the squared error.
 
         The squared error is flat where there is no error, so an attack that starts at the clean answer would never
-        leave it; the absolute error is not.
+        leave it.
         """
         gaps = self._gaps(outputs.float(), reference)
         return torch.where(gaps >= 0, gaps, -gaps).sum(1)
@@ -198,7 +198,7 @@ class Regression(Oracle):
         gap = clean_outputs.double().reshape(-1) - labels.double().reshape(-1)
         return {"error": float(gap.abs().mean())}
 
-    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BesideConstant:
+    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BaselineScores:
         answers = _rows(clean_outputs).double()
         given = labels.reshape(answers.shape).double()
         unit = given.std(0, unbiased=False).clamp_min(torch.finfo(torch.float64).tiny)
@@ -207,7 +207,7 @@ class Regression(Oracle):
         agreement = agreement_of_numbers(answers / unit, given / unit)
         errors = f"mean error {float(own.mean()):.3g} against {float(constant.mean()):.3g}"
         text = f"always answering the median label, {_show(median.tolist())}: {errors}"
-        return BesideConstant(-(own / unit).mean(1), -(constant / unit).mean(1), agreement, text)
+        return BaselineScores(-(own / unit).mean(1), -(constant / unit).mean(1), agreement, text)
 
     @property
     def _tolerances(self) -> tuple[float, ...]:
@@ -215,7 +215,7 @@ class Regression(Oracle):
         return self.tolerance if isinstance(self.tolerance, tuple) else (self.tolerance,)
 
     def _length(self, numbers: Tensor) -> Tensor:
-        """Return numbers `[..., k]` as they are, or their Euclidean length `[..., 1]`."""
+        """Return numbers `[..., k]` unchanged, or with `is_euclidean` their length `[..., 1]`."""
         return torch.linalg.vector_norm(numbers, dim=-1, keepdim=True) if self.is_euclidean else numbers
 
 

@@ -1,4 +1,4 @@
-"""One class per pixel: `segmentation`; outputs are scores `[inputs, classes, height, width]`."""
+"""One class per pixel: `segmentation`. Outputs are scores `[inputs, classes, height, width]`."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from torch import Tensor
 from themis.errors import DataError
 from themis.oracle.classes import IGNORED_PIXEL, are_probabilities, class_loss
 from themis.oracle.motion import Motion
-from themis.oracle.oracle import KEPT_ANSWER, BesideConstant, Oracle, Verdict, read_number, wrong_outputs
+from themis.oracle.oracle import KEPT_ANSWER, BaselineScores, Oracle, Verdict, read_number, wrong_outputs
 
-TOLERANCE = 0.1
-VOID = 255
-"""Label of a pixel that does not count, as in PASCAL VOC and Cityscapes."""
+DEFAULT_TOLERANCE = 0.1
+VOID_LABEL = 255
+"""The label of a pixel that does not count, as in PASCAL VOC and Cityscapes."""
 
 
 @dataclass(frozen=True)
 class Segmentation(Oracle):
     """A fault is a map of classes whose mean IoU falls by more than a tolerance.
 
-    The outcome is the class that lost most. The IoU is that with the label map `[seeds, height, width]` or, without
-    labels, with the clean answer; its mean is over the classes that occur in either map. Pixels labelled 255 do not
+    The outcome is the class whose IoU falls most. The IoU is computed with the label map `[seeds, height, width]` or,
+    without labels, with the clean answer, and averaged over the classes in either map. Pixels labelled 255 do not
     count, unless the model has that many classes. Maps move with the picture; pixels that show nothing of the clean
     picture, or lie between pixels of different classes, do not count.
     """
 
     is_spatial: ClassVar[bool] = True
-    tolerance: float = TOLERANCE
+    tolerance: float = DEFAULT_TOLERANCE
     n_classes: int | None = field(default=None, kw_only=True)
     """The number of classes of the model; set by `settle`."""
 
     @staticmethod
     def parse(text: str) -> Segmentation:
-        return Segmentation(read_number(text, "segmentation", "segmentation:0.1", 0, 1) if text else TOLERANCE)
+        return Segmentation(read_number(text, "segmentation", "segmentation:0.1", 0, 1) if text else DEFAULT_TOLERANCE)
 
     def spec(self) -> str:
         return f"segmentation:{self.tolerance!r}"
@@ -58,10 +58,10 @@ class Segmentation(Oracle):
                 f"labels must be one class per pixel, {[n, *size]}, got shape {list(labels.shape)}: pass class "
                 "numbers at the size of the output, or leave them out to compare with the clean answer"
             )
-        outside = ((labels < 0) | (labels >= n_classes) | (labels != labels.round())) & (labels != VOID)
+        outside = ((labels < 0) | (labels >= n_classes) | (labels != labels.round())) & (labels != VOID_LABEL)
         if bool(outside.any()):
             raise DataError(
-                f"labels must lie in 0..{n_classes - 1} since the model has {n_classes} scores, or be {VOID} for "
+                f"labels must lie in 0..{n_classes - 1} since the model has {n_classes} scores, or be {VOID_LABEL} for "
                 f"pixels that do not count, got {float(labels[outside][0]):g}: check the label maps"
             )
         overlap = self._overlap(clean_outputs, clean_outputs, labels)[0]
@@ -73,7 +73,7 @@ class Segmentation(Oracle):
     def reference(self, clean_outputs: Tensor, labels: Tensor | None) -> Tensor:
         if labels is None:
             return clean_outputs.argmax(1)
-        is_void = (labels == VOID) & (clean_outputs.shape[1] <= VOID)
+        is_void = (labels == VOID_LABEL) & (clean_outputs.shape[1] <= VOID_LABEL)
         return torch.where(is_void, IGNORED_PIXEL, labels.long())
 
     def compare(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> Verdict:
@@ -93,9 +93,9 @@ class Segmentation(Oracle):
         return scores, reference
 
     def move_labels(self, labels: Tensor, motion: Motion) -> Tensor:
-        if self.n_classes is not None and self.n_classes > VOID:
+        if self.n_classes is not None and self.n_classes > VOID_LABEL:
             return motion.maps(labels.long(), IGNORED_PIXEL)
-        return motion.maps(labels, VOID)
+        return motion.maps(labels, VOID_LABEL)
 
     def loss(self, outputs: Tensor, reference: Tensor) -> Tensor:
         return class_loss(outputs, reference, self.is_probability)
@@ -104,7 +104,7 @@ class Segmentation(Oracle):
         mean = self._overlap(clean_outputs, clean_outputs, labels)[0]
         return {"iou": float(mean.nanmean())}
 
-    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BesideConstant | None:
+    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BaselineScores | None:
         reference = self.reference(clean_outputs, labels)
         commonest = int(reference[reference != IGNORED_PIXEL].mode().values)
         scores = torch.zeros_like(clean_outputs[:1])
@@ -112,10 +112,10 @@ class Segmentation(Oracle):
         own = self._overlap(clean_outputs, clean_outputs, labels)[0]
         constant = self._overlap(clean_outputs, scores.expand_as(clean_outputs), labels)[0]
         means = " against ".join(f"{float(part.nanmean()):.3g}" for part in (own, constant))
-        return BesideConstant(own, constant, 0.0, f"always answering class {commonest}: mean IoU {means}")
+        return BaselineScores(own, constant, 0.0, f"always answering class {commonest}: mean IoU {means}")
 
     def _overlap(self, clean_outputs: Tensor, outputs: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the mean IoU `[tests]`, and that of each class `[tests, classes]`, NaN if the reference lacks it."""
+        """Return the mean IoU `[tests]`, and the IoU by class `[tests, classes]`, NaN if the reference lacks it."""
         n_classes = outputs.shape[1]
         reference, answer = self.reference(clean_outputs, labels).flatten(1), outputs.argmax(1).flatten(1)
         counts = reference != IGNORED_PIXEL

@@ -11,7 +11,7 @@ from themis.errors import DataError
 from themis.oracle.classes import MIN_PROBABILITY
 from themis.oracle.oracle import (
     KEPT_ANSWER,
-    BesideConstant,
+    BaselineScores,
     Oracle,
     Verdict,
     agreement_of_numbers,
@@ -23,14 +23,14 @@ from themis.oracle.oracle import (
 from themis.text import percent
 
 NOT_JUDGED = -1
-"""Reference of a label that the clean answer has wrong."""
+"""The reference of a label that the clean answer has wrong."""
 
 
 @dataclass(frozen=True)
 class _Thresholded(Oracle):
     name: ClassVar[str]
     threshold: float | None = None
-    """None until `settle`: 0.5 if all clean outputs lie in 0..1, which makes them probabilities, else 0 for logits."""
+    """By default set by `settle`: 0.5 if all clean outputs lie in 0..1 and are probabilities, else 0 for logits."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -61,7 +61,7 @@ class _Thresholded(Oracle):
 class Threshold(_Thresholded):
     """A fault is a decision (a score of at least the threshold) that flips; outputs are `[inputs]` or `[inputs, 1]`.
 
-    The threshold has the unit of the output. With labels, seeds that are decided wrongly are left out.
+    The threshold has the unit of the output. With labels, seeds with a wrong clean decision are left out.
     """
 
     name: ClassVar[str] = "threshold"
@@ -100,7 +100,7 @@ class Threshold(_Thresholded):
         yes = score if self.is_probability else (score - level).sigmoid()
         return torch.where(score < level, 1 - yes, yes)
 
-    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BesideConstant | None:
+    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BaselineScores | None:
         return class_baseline(self.answers(clean_outputs), labels.reshape(-1).long())
 
 
@@ -108,8 +108,8 @@ class Threshold(_Thresholded):
 class Multilabel(_Thresholded):
     """A fault is a change in the set of labels, each decided by the threshold; outputs are `[inputs, labels]`.
 
-    With the true labels `[seeds, labels]`, only those that the clean answer has right can be faults. The outcome is the
-    label that flipped furthest, so that each label that a seed can lose or gain makes a distinct fault.
+    With true labels `[seeds, labels]`, only labels that the clean answer has right can be faults. The outcome is the
+    label that flipped furthest, so that each label that a seed can lose or gain is a distinct fault.
     """
 
     name: ClassVar[str] = "multilabel"
@@ -152,12 +152,12 @@ class Multilabel(_Thresholded):
     def describe_left_out(self, has_labels: bool) -> str:
         return "the model has all of their labels wrong"
 
-    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BesideConstant | None:
+    def baseline(self, clean_outputs: Tensor, labels: Tensor) -> BaselineScores | None:
         answers, given = self.answers(clean_outputs), labels.reshape(clean_outputs.shape).long()
         own, constant = ((rows == given).double().mean(1) for rows in (answers, given.median(0).values))
         shares = " against ".join(percent(float(part.mean())) for part in (own, constant))
         text = f"always giving each label its commonest value: {shares} correct"
-        return BesideConstant(own, constant, agreement_of_numbers(answers.double(), given.double()), text)
+        return BaselineScores(own, constant, agreement_of_numbers(answers.double(), given.double()), text)
 
 
 def are_bits(labels: Tensor) -> bool:

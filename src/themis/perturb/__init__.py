@@ -1,4 +1,4 @@
-"""Perturbations `E(theta)`: each is a named function with a table of its theta."""
+"""Perturbations `E(theta)`: named functions with named, bounded parameters theta."""
 
 from themis.perturb.context import Context
 from themis.perturb.names import PERTURBATIONS, choose_perturbation, disturb, own_perturbations

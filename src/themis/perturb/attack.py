@@ -1,4 +1,4 @@
-"""Attacks: perturbations that use the gradient of the model, and those that only ask it, for any target."""
+"""Attacks: perturbations that use the model's gradient, and perturbations that only query the model."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta, collector, column
 
 MIN_NORM = 1e-30
-"""The smallest number that a norm is divided by."""
+"""Smallest norm in a denominator."""
 MIN_RADIUS = 1e-6
-"""Share of the input range below which rounding hides where in the ball an input lies."""
-STEPS = 10
-STEP = 0.25
-"""As a share of the radius: ten steps are enough to cross the ball from one side to the other."""
-WAY, LONGEST_STEP = 1.8, 1.25
-"""What fewer steps cover together, and one step at most, as shares of the radius."""
+"""Radius, as a share of the input range, below which rounding hides the position of an input in the ball."""
+PGD_STEPS = 10
+PGD_STEP = 0.25
+"""Length of a step as a share of the radius; ten steps can cross the ball from one side to the other."""
+PATH_LENGTH, MAX_PGD_STEP = 1.8, 1.25
+"""Total length of fewer steps, and largest length of one step, as shares of the radius."""
 
 
 def read_radius(theta: Tensor, inputs: Tensor, context: Context) -> Tensor:
-    """Theta as a radius in the unit of the inputs, shaped to multiply them."""
+    """Theta as a radius in the unit of the inputs, with a shape that broadcasts with them."""
     return (column(theta, 0, inputs) * context.span).to(inputs.dtype)
 
 
 def box(inputs: Tensor, radius: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-    """The lowest and highest values within the radius and the bounds."""
+    """The lowest and highest allowed values, given the radius and the bounds."""
     low, high = context.bounds
     return (inputs - radius).clamp_(min=low), (inputs + radius).clamp_(max=high)
 
@@ -43,8 +43,8 @@ def random_point(inputs: Tensor, radius: Tensor, rng: Rng) -> Tensor:
 
 
 def with_slope(result: Tensor, inputs: Tensor, radius: Tensor, direction: Tensor, context: Context) -> Tensor:
-    """`result` with its slope in the radius: a larger ball scales the change, and an empty one starts it along
-    `direction`. That a larger ball may contain a different result is ignored."""
+    """Give `result` a derivative in the radius: a larger ball scales the change, an empty ball starts a change along
+    `direction`. This ignores that a larger ball may contain a different result."""
     if inputs.requires_grad:
         result = result + (inputs - inputs.detach())  # perturbations before the attack shift its result
     if not radius.requires_grad:
@@ -56,29 +56,29 @@ def with_slope(result: Tensor, inputs: Tensor, radius: Tensor, direction: Tensor
 
 
 def by_row(values: Tensor, inputs: Tensor) -> Tensor:
-    """Values `[tests]` shaped to broadcast with `inputs`."""
+    """Values `[tests]` in a shape that broadcasts with `inputs`."""
     return values.reshape(-1, *(1,) * (inputs.ndim - 1))
 
 
 def norm(values: Tensor) -> Tensor:
-    """The Euclidean norm of each test's values, shaped to broadcast with them."""
+    """The Euclidean norm of each test's values, in a shape that broadcasts with them."""
     return by_row(values.flatten(1).norm(dim=1), values)
 
 
 def unit(values: Tensor) -> Tensor:
-    """Each test's values divided by their norm, however small it is; zeros stay zeros."""
+    """Each test's values divided by their norm, however small; zeros stay zeros."""
     values = values / by_row(values.flatten(1).abs().amax(1), values).clamp_min(MIN_NORM)  # squares must not underflow
     return values / norm(values).clamp_min(MIN_NORM)
 
 
-SHARE = "share of the input range"
+RANGE_UNIT = "share of the input range"
 ATTACKS: list[Perturbation] = []
 _attack = collector(
     ATTACKS, theta_is_magnitude=True, needs_gradient=True, is_smooth=False, family="attack", moves=False
 )
 
 
-@_attack(Theta("radius", 0.0, 8 / 255, unit=SHARE, limits=(0, 1)), is_random=False, passes=3, is_smooth=True)
+@_attack(Theta("radius", 0.0, 8 / 255, unit=RANGE_UNIT, limits=(0, 1)), is_random=False, passes=3, is_smooth=True)
 def fgsm(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Fast gradient sign: one step up the loss, of the same size for every value.
 
@@ -94,8 +94,8 @@ def fgsm(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     return inputs + direction * radius
 
 
-@_attack(Theta("radius", 0.0, 8 / 255, unit=SHARE, limits=(0, 1)), passes=3 * STEPS)
-def pgd(inputs: Tensor, theta: Tensor, rng: Rng, context: Context, steps: int = STEPS) -> Tensor:
+@_attack(Theta("radius", 0.0, 8 / 255, unit=RANGE_UNIT, limits=(0, 1)), passes=3 * PGD_STEPS)
+def pgd(inputs: Tensor, theta: Tensor, rng: Rng, context: Context, steps: int = PGD_STEPS) -> Tensor:
     """Projected gradient: ten steps up the loss, of the same size for every value, from a random point in a box."""
     radius, step = read_radius(theta, inputs, context), _step(steps)
     with torch.no_grad():
@@ -107,8 +107,8 @@ def pgd(inputs: Tensor, theta: Tensor, rng: Rng, context: Context, steps: int = 
     return with_slope(current, inputs, radius, direction, context)
 
 
-@_attack(Theta("radius", 0.0, 1.0, unit="Euclidean norm in input ranges", limits=(0, math.inf)), passes=3 * STEPS)
-def pgd_l2(inputs: Tensor, theta: Tensor, rng: Rng, context: Context, steps: int = STEPS) -> Tensor:
+@_attack(Theta("radius", 0.0, 1.0, unit="Euclidean norm in input ranges", limits=(0, math.inf)), passes=3 * PGD_STEPS)
+def pgd_l2(inputs: Tensor, theta: Tensor, rng: Rng, context: Context, steps: int = PGD_STEPS) -> Tensor:
     """Projected gradient in the Euclidean norm: ten steps up the loss, from a random point in a ball.
 
     The radius is the norm of the whole change in units of the input range, as in the literature: 0.5 on a CIFAR-10
@@ -129,40 +129,40 @@ def pgd_l2(inputs: Tensor, theta: Tensor, rng: Rng, context: Context, steps: int
 
 
 def _step(steps: int) -> float:
-    """The size of each of so many steps, as a share of the radius."""
-    return min(LONGEST_STEP, max(STEP, WAY / steps))
+    """The length of each of `steps` steps, as a share of the radius."""
+    return min(MAX_PGD_STEP, max(PGD_STEP, PATH_LENGTH / steps))
 
 
-def in_steps(perturbation: Perturbation, steps: int) -> Perturbation:
-    """The same perturbation with projected gradients of at most so many steps; those without any are left as they are.
+def with_steps(perturbation: Perturbation, steps: int) -> Perturbation:
+    """Limit an attack by projected gradients to this number of steps; return other perturbations unchanged.
 
     `apgd`, which needs many steps to adapt their size, becomes `pgd`.
     """
-    brief = next((brief for full, brief in BRIEF if perturbation.apply is full), None)
-    if brief is None or 3 * steps >= perturbation.passes:
+    short = next((short for full, short in SHORT_VERSIONS if perturbation.apply is full), None)
+    if short is None or 3 * steps >= perturbation.passes:
         return perturbation
-    return replace(perturbation, apply=update_wrapper(partial(brief, steps=steps), brief), passes=3 * steps)
+    return replace(perturbation, apply=update_wrapper(partial(short, steps=steps), short), passes=3 * steps)
 
 
 APGD_STEPS = 20
-FIRST_STEP = 2.0
-"""As a multiple of the radius."""
+APGD_FIRST_STEP = 2.0
+"""Length of the first step, as a multiple of the radius."""
 APGD_MOMENTUM = 0.25
 """The share of the last step in the next one."""
-RISING = 0.75
-"""The share of steps that must raise the loss for the step size to be kept."""
+MIN_RISING_SHARE = 0.75
+"""The share of steps that must raise the loss; otherwise, the step size is halved."""
 APGD_PASSES = 3 * APGD_STEPS + 1
 
 
 def checkpoints(steps: int) -> list[int]:
-    """The steps after which the step size is checked: at first after a fifth of all steps, then more and more often."""
+    """The steps after which the step size is checked: first after a fifth of all steps, then more and more often."""
     shares = [0.0, 0.22]
     while shares[-1] <= 1:
         shares.append(shares[-1] + max(shares[-1] - shares[-2] - 0.03, 0.06))
     return [math.ceil(share * steps - 1e-9) for share in shares[:-1]]
 
 
-@_attack(Theta("radius", 0.0, 8 / 255, unit=SHARE, limits=(0, 1)), passes=APGD_PASSES)
+@_attack(Theta("radius", 0.0, 8 / 255, unit=RANGE_UNIT, limits=(0, 1)), passes=APGD_PASSES)
 def apgd(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Auto-PGD: twenty steps of gradient ascent with momentum in a box, halved and restarted when the loss stalls.
 
@@ -175,7 +175,7 @@ def apgd(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
         outputs, loss, gradient = context.climb_loss(current)
         best, best_loss, best_gradient = current, loss, gradient
         kept, kept_loss, kept_fault = current, loss, _is_fault(outputs, context)
-        step = radius * FIRST_STEP
+        step = radius * APGD_FIRST_STEP
         n_rising, loss_at_check, is_halved = torch.zeros_like(loss), loss, torch.ones_like(loss, dtype=torch.bool)
         checks = checkpoints(APGD_STEPS)
         for k in range(1, APGD_STEPS + 1):
@@ -202,7 +202,7 @@ def apgd(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
             best_loss = torch.where(is_best, loss, best_loss)
             n_rising += loss > loss_before
             if k in checks:
-                is_slow = n_rising < RISING * (k - checks[checks.index(k) - 1])
+                is_slow = n_rising < MIN_RISING_SHARE * (k - checks[checks.index(k) - 1])
                 is_stuck = ~is_halved & (best_loss == loss_at_check)
                 is_halved = is_slow | is_stuck
                 n_rising, loss_at_check = torch.zeros_like(loss), best_loss
@@ -221,19 +221,19 @@ def _is_fault(outputs: Tensor, context: Context) -> Tensor:
 
 
 CW_SEARCHES, CW_STEPS = 4, 25
-"""Weights that are tried, and steps with each of them."""
+"""Weights that are tried, and steps with each weight."""
 CW_PASSES = 3 * (1 + CW_SEARCHES * CW_STEPS)
-JITTER = 1e-4
-"""Noise of the start, as a share of the input range: at the clean answer, the margin of a number is flat."""
-WEIGHT, WEIGHT_FACTOR = 2.0, 10.0
-"""The first weight relative to what a linear model needs; and its growth factor while it is too low."""
+START_NOISE = 1e-4
+"""Noise of the start, as a share of the input range, because a regression's margin is flat at the clean answer."""
+FIRST_WEIGHT, WEIGHT_FACTOR = 2.0, 10.0
+"""The first weight relative to the one that a linear model needs, and its growth factor while it is too low."""
 FIRST_RATE, LAST_RATE, MAX_RATE = 0.8, 0.05, 0.1
-"""The length of a step relative to the distance of a linear model's fault; the share of it that remains at the last
-step; and the largest step of one value, as a share of the input range."""
-MEAN, SQUARE = 0.6, 0.999
+"""The length of a step relative to the distance of the fault in a linear model, the share of it at the last step, and
+the largest step of one value as a share of the input range."""
+MEAN_DECAY, SQUARE_DECAY = 0.6, 0.999
 """The decay rates of Adam's running mean and square of the gradient."""
-SLACK = 1e-4
-"""How far beyond the confidence a fault must lie, as a share of the clean margin: kernels may round differently."""
+CONFIDENCE_SLACK = 1e-4
+"""Additional confidence of a fault, as a share of the clean margin, because kernels may round differently."""
 MIN_STEEPNESS = 1e-12
 
 
@@ -253,9 +253,9 @@ def cw(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     confidence = theta[:, 0].detach().to(inputs.dtype)
     low, high = context.bounds
     with torch.no_grad():
-        start = torch.add(inputs, rng.normal(*inputs.shape[1:]).to(inputs.dtype), alpha=JITTER * context.span)
+        start = torch.add(inputs, rng.normal(*inputs.shape[1:]).to(inputs.dtype), alpha=START_NOISE * context.span)
         first = kept = _evaluate(start.clamp_(low, high), inputs, context)
-        aim = -confidence - SLACK * first.margin.abs()
+        aim = -confidence - CONFIDENCE_SLACK * first.margin.abs()
         weight, rate = _scale(first, confidence)
         too_low, enough = torch.zeros_like(weight), torch.full_like(weight, torch.inf)
         for _ in range(CW_SEARCHES):
@@ -264,10 +264,10 @@ def cw(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
             for k in range(1, CW_STEPS + 1):
                 pull = by_row(torch.where(now.margin < aim, 0, weight), inputs)
                 gradient = torch.addcmul(2 * now.change, now.slope, pull)
-                mean.lerp_(gradient, 1 - MEAN)
-                square.mul_(SQUARE).addcmul_(gradient, gradient, value=1 - SQUARE)
-                spread = (square / (1 - SQUARE**k)).sqrt_().clamp_min_(MIN_STEEPNESS)
-                share = (1 - (1 - LAST_RATE) * (k - 1) / CW_STEPS) / (1 - MEAN**k)
+                mean.lerp_(gradient, 1 - MEAN_DECAY)
+                square.mul_(SQUARE_DECAY).addcmul_(gradient, gradient, value=1 - SQUARE_DECAY)
+                spread = (square / (1 - SQUARE_DECAY**k)).sqrt_().clamp_min_(MIN_STEEPNESS)
+                share = (1 - (1 - LAST_RATE) * (k - 1) / CW_STEPS) / (1 - MEAN_DECAY**k)
                 place = torch.addcmul(now.inputs, mean / spread, rate, value=-share * context.span)
                 now = _evaluate(place.clamp_(low, high), inputs, context)
                 kept = _better(now, kept, aim)
@@ -280,7 +280,7 @@ def cw(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
         result = result + (inputs - inputs.detach())  # perturbations before the attack shift its result
     if not theta.requires_grad:
         return result
-    # Slightly more confidence lies straight down the margin, as long as the model is linear.
+    # For a linear model, slightly more confidence lies straight down the margin.
     further = unit(kept.slope) / norm(kept.slope).clamp_min(1 / math.sqrt(inputs[0].numel())) * context.span
     return result - by_row(theta[:, 0] - theta[:, 0].detach(), inputs) * further
 
@@ -296,7 +296,7 @@ class _Candidate(NamedTuple):
 
 
 def _evaluate(place: Tensor, inputs: Tensor, context: Context) -> _Candidate:
-    """The candidate at `place`; if the margin has no slope, as for a segmentation, that of the loss is used instead."""
+    """The candidate at `place`; without a gradient of the margin, as in segmentation, the slope is that of the loss."""
     if context.margin is None:
         raise UsageError("'cw' needs the oracle's margin, got none: pass margin=... to Context")
     margin_of, margins = context.margin, []
@@ -311,16 +311,16 @@ def _evaluate(place: Tensor, inputs: Tensor, context: Context) -> _Candidate:
 
 
 def _scale(first: _Candidate, confidence: Tensor) -> tuple[Tensor, Tensor]:
-    """The first weight and the step size, from the distance of the fault in a linear model."""
+    """The first weight and the step size, based on the distance of the fault in a linear model."""
     n = first.inputs[0].numel()
     steepness = norm(first.slope).flatten().clamp_min(MIN_STEEPNESS)
     distance = ((first.margin + confidence).abs() / steepness).clamp_max(math.sqrt(n))
     rate = (FIRST_RATE * distance / math.sqrt(n)).clamp_max(MAX_RATE)
-    return WEIGHT * 2 * distance / steepness, by_row(rate, first.inputs)
+    return FIRST_WEIGHT * 2 * distance / steepness, by_row(rate, first.inputs)
 
 
 def _better(now: _Candidate, kept: _Candidate, aim: Tensor) -> _Candidate:
-    """The nearer of two candidates that reach the aim; otherwise the one that reaches it or comes closer to it."""
+    """The closer of two candidates that reach the aim; otherwise the one with the smaller margin."""
     is_done, was_done = now.margin < aim, kept.margin < aim
     is_better = torch.where(is_done & was_done, now.length < kept.length, now.margin < kept.margin)
     rows = by_row(is_better, now.inputs)
@@ -329,39 +329,45 @@ def _better(now: _Candidate, kept: _Candidate, aim: Tensor) -> _Candidate:
     )
 
 
-BRIEF = ((pgd, pgd), (pgd_l2, pgd_l2), (apgd, pgd))
-"""Attacks of many steps, each with one that can do with few."""
+SHORT_VERSIONS = ((pgd, pgd), (pgd_l2, pgd_l2), (apgd, pgd))
+"""Attacks with many steps, each with the attack that replaces it with few steps."""
 
-QUERIES = 100
-"""Queries per test by default."""
+DEFAULT_QUERIES = 100
+"""Queries per test."""
 FIRST_SHARE = 0.8
-"""The share of the inputs that a proposal changes at first."""
+"""The share of the input that a proposal changes at first."""
 HALVINGS = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
 """The shares of all queries after which that share is halved, as published for the Square attack."""
-LEAST_ASKED = 8
-"""An accelerator gets no smaller batch of questions than this."""
-CPU_BITS = 4
-"""Leading bits in which the numbers of questions of a CPU's batches differ: an eighth of a batch is padding at most."""
-MOST_STEP = 0.5
-"""How much smaller a box is tried at most than the smallest one with a fault, as a share of it; so it is at first."""
-GROWTH, DECAY = 2.0, 0.85
-"""What a step is multiplied by after a fault, and after none."""
+MIN_QUERY_BATCH = 8
+"""Smallest batch of queries on an accelerator."""
+CPU_BATCH_BITS = 4
+"""Leading bits of the batch sizes on a CPU; the others are zero, so that at most an eighth of a batch is padding."""
+MAX_SHRINK = 0.5
+"""Largest step, and first step, by which a box is made smaller than the smallest one with a fault, as a share of it."""
+STEP_GROWTH, STEP_DECAY = 2.0, 0.85
+"""The factors of the step after a fault and after a test that is not a fault."""
 
-ASKING: list[Perturbation] = []
-_asking = collector(
-    ASKING, theta_is_magnitude=True, is_smooth=False, family="attack", moves=False, passes=QUERIES, has_queries=True
+QUERY_ATTACKS: list[Perturbation] = []
+_query_attack = collector(
+    QUERY_ATTACKS,
+    theta_is_magnitude=True,
+    is_smooth=False,
+    family="attack",
+    moves=False,
+    passes=DEFAULT_QUERIES,
+    has_queries=True,
 )
 
 
-@_asking(Theta("radius", 0.0, 8 / 255, unit=SHARE, limits=(0, 1)))
-def square(inputs: Tensor, theta: Tensor, rng: Rng, context: Context, queries: int = QUERIES) -> Tensor:
+@_query_attack(Theta("radius", 0.0, 8 / 255, unit=RANGE_UNIT, limits=(0, 1)))
+def square(inputs: Tensor, theta: Tensor, rng: Rng, context: Context, queries: int = DEFAULT_QUERIES) -> Tensor:
     """Square attack: a random search for a fault in a box, square by square, that uses the model's scores.
 
     Andriushchenko et al. 2020. A change is kept unless it raises the oracle's margin. A test ends at its first fault.
     """
     radius = read_radius(theta, inputs, context)
     with torch.no_grad():
-        questions = _Questions(inputs, context)
+        questions = _Queries(inputs, context)
         signs = _stripes(inputs, rng)
         drawn = rng.drawn
         current = questions.disturbed(signs, radius)
@@ -382,29 +388,29 @@ def square(inputs: Tensor, theta: Tensor, rng: Rng, context: Context, queries: i
             rows = by_row(is_kept, inputs)
             signs, current = torch.where(rows, tried, signs), torch.where(rows, candidate, current)
             best = torch.where(is_kept, margin, best)
-        rng.drawn = drawn + (queries - 1) * _n_draws(inputs)  # whenever the search has ended
+        rng.drawn = drawn + (queries - 1) * _n_draws(inputs)  # the same even if the search has ended early
         signs, current = questions.completed(signs), questions.completed(current)
     return with_slope(current, inputs, radius, signs, context)
 
 
-@_asking(Theta("radius", 0.0, 8 / 255, unit=SHARE, limits=(0, 1)))
-def square_label(inputs: Tensor, theta: Tensor, rng: Rng, context: Context, queries: int = QUERIES) -> Tensor:
+@_query_attack(Theta("radius", 0.0, 8 / 255, unit=RANGE_UNIT, limits=(0, 1)))
+def square_label(inputs: Tensor, theta: Tensor, rng: Rng, context: Context, queries: int = DEFAULT_QUERIES) -> Tensor:
     """A search for a fault in a box, square by square, that only uses whether an answer is a fault, not the scores.
 
     It starts with a fault far outside of the box, and keeps a change if it is a fault in a smaller box as well.
     """
     radius = read_radius(theta, inputs, context)
     with torch.no_grad():
-        questions = _Questions(inputs, context)
+        questions = _Queries(inputs, context)
         signs = _stripes(inputs, rng)
         drawn = rng.drawn
         tried, reach = signs, radius
-        size, step = torch.full_like(radius, context.span), torch.full_like(radius, MOST_STEP)
+        size, step = torch.full_like(radius, context.span), torch.full_like(radius, MAX_SHRINK)
         for k in range(1, queries + 1):
             margin = questions.margins(questions.disturbed(tried, reach))
             is_fault = by_row(questions.is_open & (margin < 0), inputs)
             signs, size = torch.where(is_fault, tried, signs), torch.where(is_fault, reach, size)
-            step = torch.where(is_fault, step * GROWTH, step * DECAY).clamp_max(MOST_STEP)
+            step = torch.where(is_fault, step * STEP_GROWTH, step * STEP_DECAY).clamp_max(MAX_SHRINK)
             questions.is_open &= (size > radius).flatten()
             if k == queries or not questions.is_open.any():
                 break
@@ -416,10 +422,10 @@ def square_label(inputs: Tensor, theta: Tensor, rng: Rng, context: Context, quer
     return with_slope(questions.disturbed(signs, radius), inputs, radius, signs, context)
 
 
-class _Questions:
-    """Asks the model about the tests that are still open.
+class _Queries:
+    """Queries the model for the tests whose search is still open.
 
-    Only they are sent, in batches of few shapes, and only they count as passes.
+    Only open tests are sent, in batches of few shapes, and only open tests count as passes.
     """
 
     def __init__(self, inputs: Tensor, context: Context) -> None:
@@ -435,9 +441,9 @@ class _Questions:
         return torch.addcmul(self.inputs[rows], signs, radius).clamp_(*self.context.bounds)
 
     def margins(self, candidates: Tensor) -> Tensor:
-        """The oracle's margins of the candidates of open tests; those of others say nothing."""
+        """The oracle's margins of the candidates; only those of open tests are valid."""
         rows = self.is_open.nonzero()[:, 0]
-        if self.outputs is None or len(rows) == len(candidates) or self.context.has_side_inputs:  # a row for each test
+        if self.outputs is None or len(rows) == len(candidates) or self.context.has_side_inputs:  # need all rows
             self.outputs = self.context.forward(candidates).clone()
             return self.margin(self.outputs)
         size = min(len(candidates), _n_sent(len(rows), rows.device))
@@ -446,31 +452,31 @@ class _Questions:
         return self.margin(self.outputs)
 
     def completed(self, values: Tensor) -> Tensor:
-        """The values of all tests; those of padding are copies of the last test's."""
+        """The values, with those of padding replaced by copies of the last test's."""
         return values[torch.arange(len(values), device=values.device).clamp_max_(self.n_tests - 1)]
 
 
 def _n_sent(n_open: int, device: torch.device) -> int:
-    """Rows of a batch with `n_open` questions: hardly more on a CPU, and a power of two where rows cost little."""
+    """The size of a batch for `n_open` tests: hardly larger on a CPU, and a power of two on an accelerator."""
     n_bits = (n_open - 1).bit_length()
-    step = 1 << max(0, n_bits - CPU_BITS) if device.type == "cpu" else max(LEAST_ASKED, 1 << n_bits)
+    step = 1 << max(0, n_bits - CPU_BATCH_BITS) if device.type == "cpu" else max(MIN_QUERY_BATCH, 1 << n_bits)
     return -(-n_open // step) * step
 
 
 def _signs(share: Tensor, inputs: Tensor) -> Tensor:
-    """Minus or plus one, by uniform numbers."""
+    """Minus or plus one with equal probability, given uniform numbers."""
     return torch.where(share < 0.5, -1, 1).to(inputs.dtype)
 
 
 def _stripes(inputs: Tensor, rng: Rng) -> Tensor:
-    """Random signs: the same ones down each column of a picture, where that breaks most models."""
+    """Random signs that are constant along each column of a picture, a start that breaks many models."""
     shape = inputs.shape[1:]
     drawn = (*shape[:-2], 1, shape[-1]) if len(shape) > 2 else tuple(shape)
     return _signs(rng.uniform(*drawn), inputs).expand_as(inputs)
 
 
 def _n_draws(inputs: Tensor) -> int:
-    """The random numbers of a proposal."""
+    """The number of random numbers of a proposal."""
     shape = inputs.shape[1:]
     if len(shape) == 1:
         return 2 * shape[0]
@@ -479,9 +485,9 @@ def _n_draws(inputs: Tensor) -> int:
 
 
 def _proposal(inputs: Tensor, progress: float, rng: Rng) -> tuple[Tensor, Tensor]:
-    """A random window of each test, and new signs in it, one per channel; `progress` is the share of queries spent.
+    """A random window of each test, and new signs in it, one per channel; `progress` is the share of queries used.
 
-    It is a square of a picture, an interval of a signal, or some values of a row.
+    The window is a square of a picture, an interval of a signal, or some values of a row.
     """
     shape, share = inputs.shape[1:], FIRST_SHARE / 2 ** sum(progress > end for end in HALVINGS)
     draws = rng.uniform(_n_draws(inputs))

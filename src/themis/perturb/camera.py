@@ -31,15 +31,15 @@ CAMERA: list[Perturbation] = []
 _camera = collector(CAMERA, is_random=False, inputs="picture", family="camera", moves=False)
 
 USUAL_SIGMA, USUAL_LENGTH, USUAL_RADIUS = 0.04, 0.1, 0.04
-"""Blurs in shares of the shorter side up to which the sizes of kernels are the same whatever the range of theta is."""
+"""Blurs, in shares of the shorter side, up to which kernel sizes do not depend on the range of theta."""
 KERNEL_DEVIATIONS = 3.5
-"""Standard deviations of a Gaussian that its kernel covers: 0.05% lie beyond."""
+"""Standard deviations of a Gaussian that its kernel covers; 0.05% lie beyond."""
 SMALL_REACH = 6
-"""Radius of a kernel in pixels below which a smaller kernel is not faster."""
+"""Radius of a kernel, in pixels, below which smaller kernels are not faster."""
 SIZE_STEP = 1.6
-"""The reach of a kernel relative to that of the next smaller one."""
+"""Ratio of the radii of successive kernel sizes."""
 PIXELS_PER_COPY = 32
-"""Pixels of the shorter side per copy of zoom blur: by default, copies are at most about 2 pixels apart."""
+"""Pixels of the shorter side per copy in a zoom blur; by default, copies are at most about 2 pixels apart."""
 
 Length = TypeVar("Length", float, Tensor)
 
@@ -117,7 +117,7 @@ def zoom_blur(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Te
 
 
 def _half_length(length: Length) -> Length:
-    """Half the length of a line without its soft ends, so that with them it has this length; close to 0 for a pixel."""
+    """Half the length of a line without its soft ends, which make up the rest of the length."""
     return length * length / (2 * length + 2)
 
 
@@ -140,7 +140,7 @@ def _offsets(reach: int, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _kernel_and_slopes(kernel: Callable[[Tensor], Tensor], theta: Tensor) -> list[Tensor]:
-    """`kernel(theta)` and, if gradients are needed, its slope in each theta."""
+    """`kernel(theta)` and, if gradients are needed, its derivative in each theta."""
     if not (theta.requires_grad and torch.is_grad_enabled()):
         return [kernel(theta)]
     at = theta.detach().requires_grad_()
@@ -159,10 +159,10 @@ def _by_reach(
     reach_of: Callable[[Any], Any],
     blur: Callable[[Tensor, Tensor, int], Tensor],
 ) -> Tensor:
-    """`blur(pictures, theta, reach)` with kernels whose reach, in pixels, is as large as needed.
+    """Call `blur(pictures, theta, reach)` with sufficiently large kernels; `reach` is their radius in pixels.
 
-    `reach_of` maps the first theta to what it needs. On a CPU each test gets the smallest of a few kernel sizes that is
-    sufficient, which depends only on its own theta.
+    `reach_of` maps the first theta to the radius it needs. On a CPU, each test gets the smallest sufficient kernel of a
+    few sizes, which depends only on its own theta.
     """
     needed = reach_of(theta[:, 0])
     sizes = [max(1, math.ceil(reach_of(usual)))]
@@ -187,15 +187,15 @@ def _by_reach(
 def _convolved(kernel: Callable[[Tensor, int], Tensor], pictures: Tensor, theta: Tensor, reach: int) -> Tensor:
     """The pictures convolved with `kernel(theta, reach)`, differentiable in theta.
 
-    A kernel has few theta and many weights. So the slope in each theta is computed as a convolution with the slope of
-    the kernel, which is far cheaper than the slope in every weight.
+    The derivative in each theta is computed as a convolution with the derivative of the kernel. A kernel has few theta
+    and many weights, so this is far cheaper than the derivative in every weight.
     """
     weight, *slopes = _kernel_and_slopes(lambda at: kernel(at, reach), theta)
     return _with_slopes(convolve(pictures, weight), theta, [convolve(pictures.detach(), slope) for slope in slopes])
 
 
 def _with_slopes(result: Tensor, theta: Tensor, slopes: list[Tensor]) -> Tensor:
-    """The same values with these slopes in theta: each slope multiplies a zero whose own slope is one."""
+    """Give a result these derivatives in theta, by adding each of them times a zero whose own derivative is one."""
     if slopes:
         for zero, slope in zip(columns(theta - theta.detach(), result), slopes, strict=True):
             result = torch.addcmul(result, zero.to(result.dtype), slope)
@@ -204,8 +204,8 @@ def _with_slopes(result: Tensor, theta: Tensor, slopes: list[Tensor]) -> Tensor:
 
 DISPLAY_GAMMA = 2.2
 """The exponent that approximates the sRGB curve: a value is `light ** (1 / 2.2)`."""
-LEAST_LIGHT = 1e-8
-"""The value that replaces black in a power, so that its slope stays finite."""
+MIN_LIGHT = 1e-8
+"""The value that replaces black in a power, so that the derivative stays finite."""
 
 IN_PHASE = (0.595716, -0.274453, -0.321263)
 QUADRATURE = (0.211456, -0.522591, 0.311135)
@@ -224,7 +224,7 @@ def brightness(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> T
 def contrast(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Values spread away from the picture's mean, or pulled towards it."""
     (change,) = columns(theta, pictures)
-    mean = pictures.mean(3).flatten(1).mean(1).view(-1, 1, 1, 1)  # in two steps, which round the same in any batch
+    mean = pictures.mean(3).flatten(1).mean(1).view(-1, 1, 1, 1)  # in two steps, so that rounding ignores the batch
     return torch.addcmul(-change * mean, pictures, 1 + change)
 
 
@@ -253,7 +253,7 @@ def hue(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
 def gamma(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Midtones made darker or brighter by a power of every value; black and white stay the same."""
     (stops,) = columns(theta, pictures)
-    return torch.exp(torch.log(pictures.clamp_min(LEAST_LIGHT)) * _two_to_the(stops))
+    return torch.exp(torch.log(pictures.clamp_min(MIN_LIGHT)) * _two_to_the(stops))
 
 
 @_camera(Theta("stops", -1.5, 1.5, unit="EV: doublings of the light", limits=(-8, 8)))
@@ -279,11 +279,11 @@ def vignette(pictures: Tensor, theta: Tensor, rng: Rng, context: Context) -> Ten
 
 
 def _two_to_the(power: Tensor) -> Tensor:
-    return torch.exp(power * math.log(2))  # the rounding of exp2 and pow depends on the position in the batch
+    return torch.exp(power * math.log(2))  # exp2 and pow round differently by position in the batch
 
 
-# JPEG: colour is subsampled to half the resolution (4:2:0), the default of encoders. Rounding is a steep slope instead
-# of a step, and neither the quantization tables nor the pixels are rounded.
+# JPEG: colour is subsampled to half the resolution (4:2:0), as encoders do by default. Rounding is a steep slope
+# instead of a step, and neither the quantization tables nor the pixels are rounded.
 
 # Quantization steps at quality 50 for luma and chroma, row by row: ISO/IEC 10918-1, tables K.1 and K.2.
 LUMA_STEPS = """
@@ -296,8 +296,8 @@ CHROMA_STEPS = """
 """
 COSINE_FACTORS = tuple(math.sqrt((1 + (k > 0)) / 8) for k in range(8))
 """Factors that normalise the cosines of `_dct`."""
-MIDDLE = 128 / 255
-"""The value that is subtracted before the transform."""
+JPEG_OFFSET = 128 / 255
+"""The value that JPEG subtracts before the cosine transform."""
 
 
 @_camera(
@@ -311,13 +311,13 @@ def jpeg(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     (quality,) = columns(theta.to(inputs.dtype), inputs)
     coarseness = torch.where(quality < 50, 50 / quality, 2 - quality / 50)
     if inputs.shape[1] != 3:
-        return _quantized(inputs - MIDDLE, LUMA_STEPS, coarseness) + MIDDLE
-    luma = _quantized(weighted_sum(inputs, LUMA) - MIDDLE, LUMA_STEPS, coarseness) + MIDDLE
+        return _quantized(inputs - JPEG_OFFSET, LUMA_STEPS, coarseness) + JPEG_OFFSET
+    luma = _quantized(weighted_sum(inputs, LUMA) - JPEG_OFFSET, LUMA_STEPS, coarseness) + JPEG_OFFSET
     return _chroma_part(inputs, coarseness) + luma
 
 
 def _chroma_part(inputs: Tensor, coarseness: Tensor) -> Tensor:
-    """What the stored chroma adds to the luma of red, green and blue."""
+    """The stored chroma's contribution to red, green and blue, to be added to the luma."""
     half = halved(inputs)
     luma = weighted_sum(half, LUMA)[:, 0]
     chroma = torch.stack([(half[:, 2] - luma) / 1.772, (half[:, 0] - luma) / 1.402], 1)
@@ -327,7 +327,7 @@ def _chroma_part(inputs: Tensor, coarseness: Tensor) -> Tensor:
 
 
 def _quantized(planes: Tensor, table: str, coarseness: Tensor) -> Tensor:
-    """Planes `[tests, planes, height, width]` with the coefficients of each block of 8 by 8 quantized."""
+    """Quantize the coefficients of each block of 8 by 8 pixels in planes `[tests, planes, height, width]`."""
     n, n_planes, height, width = planes.shape
     padded = planes
     if height % 8 or width % 8:
@@ -350,12 +350,12 @@ def _quantization_steps(table: str, coarseness: Tensor) -> Tensor:
     return ((steps * coarseness.view(-1)).clamp(1, 255) / 255).view(8, 8, -1, 1, 1, 1)
 
 
-# The recursive cosine transform (Lee 1984) uses only sums and products of whole tensors, so that the rounding of a
-# picture does not depend on the number of pictures, as it would in a matrix product.
+# The recursive cosine transform (Lee 1984) uses only sums and products of whole tensors. Unlike that of a matrix
+# product, its rounding does not depend on the number of pictures.
 
 
 def _dct(points: Sequence[Tensor]) -> list[Tensor]:
-    """The sums of `point[j] cos((2j + 1) k pi / 2n)` for each `k`, of a signal with one tensor per point."""
+    """The sums of `point[j] cos((2j + 1) k pi / 2n)` over `j` for each `k`, of a signal with one tensor per point."""
     n = len(points)
     if n == 1:
         return list(points)
@@ -367,7 +367,7 @@ def _dct(points: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _inverse_dct(waves: Sequence[Tensor]) -> list[Tensor]:
-    """The inverse: the sums of `wave[k] cos((2j + 1) k pi / 2n)` for each point `j`."""
+    """The inverse of `_dct`: the sums of `wave[k] cos((2j + 1) k pi / 2n)` over `k` for each point `j`."""
     n = len(waves)
     if n == 1:
         return list(waves)
@@ -383,7 +383,7 @@ def _half_secant(j: int, n: int) -> float:
 
 
 def _rounded(x: Tensor) -> Tensor:
-    """Almost the nearest whole number, but smooth: the distance from it enters with the 65th power."""
+    """A smooth approximation of the nearest whole number, to which the 65th power of the distance is added."""
     whole = x.detach().round()
     part = x - whole
     power = part
@@ -392,10 +392,10 @@ def _rounded(x: Tensor) -> Tensor:
     return torch.add(whole, power * part, alpha=2.0**64)
 
 
-PARTLY = 0.25
-"""Share of the dead pixels that are only partly dead, which makes the result smooth in their share."""
+SOFT_SHARE = 0.25
+"""Share of the dead pixels that are only partly dead, which makes the result smooth in theta."""
 STRIPES = 128
-"""Number of stripes that are drawn; beyond them they are mirrored."""
+"""Number of stripes that are drawn; beyond these they are mirrored."""
 STRIPE_EDGE = 0.25
 """Share of a stripe's width over which it blends into the next."""
 PATCH_EDGE = 0.04
@@ -413,7 +413,7 @@ def pixelate(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tenso
 
 
 def _averaged(pictures: Tensor, size: Tensor) -> Tensor:
-    """Pictures averaged over about `size` pixels, mixed from copies that are halved repeatedly."""
+    """Pictures averaged over about `size` pixels, mixed from repeatedly halved copies."""
     last = max(pictures.shape[2:]).bit_length() - 1
     level = (size / math.sqrt(3)).log2().clamp(0, last)  # an enlarged halved copy is as soft as a block sqrt(3) wider
     halves = [pictures]
@@ -430,7 +430,7 @@ def _hat(x: Tensor) -> Tensor:
 
 
 def _stepped(x: Tensor, edge: Tensor | float) -> Tensor:
-    """The middle between the whole numbers around `x`; near a whole number, a slope of width `edge` to the next."""
+    """The middle between the whole numbers around `x`, with a slope of width `edge` at each whole number."""
     whole = x.detach().round()
     part = ((x - whole) / edge).clamp(-0.5, 0.5)
     return whole + part * (1.5 - 2 * part * part)
@@ -441,8 +441,8 @@ def dead_pixels(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Te
     """Single pixels that are stuck at a random brightness."""
     (share,) = columns(theta, inputs)
     draw = rng.uniform(1, *inputs.shape[2:]).to(inputs.dtype)
-    steepness = 1 / (PARTLY * share.clamp(min=1e-9))
-    is_dead = (0.5 + 1 / PARTLY - draw * steepness).clamp(0, 1)
+    steepness = 1 / (SOFT_SHARE * share.clamp(min=1e-9))
+    is_dead = (0.5 + 1 / SOFT_SHARE - draw * steepness).clamp(0, 1)
     return torch.lerp(inputs, (draw * 4096).frac(), is_dead.to(inputs.dtype))
 
 

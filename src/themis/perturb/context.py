@@ -27,24 +27,24 @@ NO_GRADIENT = (
 
 @dataclass
 class Context:
-    """The context of a batch of tests. `passes` counts model passes: per test 1 for a forward, 2 for a backward."""
+    """The context of a batch of tests. `passes` counts model passes per test: 1 for a forward, 2 for a backward."""
 
     bounds: tuple[float, float] = (0.0, 1.0)
     target: AnyTarget | None = None
     reference: Tensor | None = None
-    """The answers that the tests should preserve, `[tests, ...]`."""
+    """The answers that the tests should keep, `[tests, ...]`."""
     loss: Callable[[Tensor, Tensor], Tensor] = class_loss
-    """The oracle's loss `[tests]` of outputs and reference answers; it grows as the answer gets worse."""
+    """The oracle's loss `[tests]` of outputs and reference answers, which is larger for worse answers."""
     margin: Callable[[Tensor], Tensor] | None = None
     """The oracle's margin `[tests]` of outputs: how far the answer is from being a fault, negative if it is one."""
     features: Features | None = None
     highest: tuple[float, ...] = ()
-    """The upper end of the range of each theta; a kernel for all tests of a batch must be large enough for it."""
+    """The upper end of the range of each theta, for kernels that must be large enough for all tests of a batch."""
     passes: int = 0
     n_tests: int | None = None
-    """How many of the batch are tests, if copies of the last one pad it: they do not count as passes."""
+    """The number of tests in a batch that is padded with copies of the last one, which do not count as passes."""
     motion: Motion | None = None
-    """How the pictures have moved so far; None if that is not followed, because no answer says where something is."""
+    """How the pictures have moved so far; None if answers are not places, so that motion does not matter."""
     after_motion: Callable[[Motion], tuple[Tensor, Callable[[Tensor], Tensor]]] | None = None
     """The reference answers and the margin for pictures that have moved."""
 
@@ -59,9 +59,9 @@ class Context:
         reference: Tensor | None = None,
         rows: Tensor | slice = slice(None),
     ) -> Context:
-        """The context of tests that an oracle compares with the rows `rows` of clean outputs and labels.
+        """The context of tests that an oracle compares with these rows of clean outputs and labels.
 
-        reference: the oracle's reference answers of all rows if they are known.
+        reference: the oracle's reference answers of all rows, if they are known.
         """
 
         def answers() -> tuple[Tensor, Tensor | None]:
@@ -88,21 +88,21 @@ class Context:
         )
 
     def follow_motion(self) -> None:
-        """Let the reference answers and the margin be those of the pictures as they have moved so far."""
+        """Update the reference answers and the margin to how the pictures have moved so far."""
         if self.motion and self.after_motion is not None:
             self.reference, self.margin = self.after_motion(self.motion)
 
     @property
     def span(self) -> float:
-        """The width of the input range: the unit of noise and of attack radii."""
+        """The width of the input range, which is the unit of noise and of attack radii."""
         return self.bounds[1] - self.bounds[0]
 
     def counted(self, n: int) -> int:
-        """How many of a batch of `n` count."""
+        """The number of tests among the first `n` rows of the batch."""
         return n if self.n_tests is None else min(n, self.n_tests)
 
     def forward(self, inputs: Tensor, n_counted: int | None = None) -> Tensor:
-        """The model's scores; 1 pass per test, or for the first `n_counted` of a batch of some of the tests."""
+        """The model's scores, for 1 pass per test; n_counted: the number of tests in a batch with only some of them."""
         self.passes += self.counted(len(inputs)) if n_counted is None else n_counted
         return self._target.forward(inputs)
 
@@ -124,7 +124,7 @@ class Context:
         return self.loss(outputs, self.reference)
 
     def climb_loss(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Like `climb`, for the task's loss."""
+        """Like `climb`, with the task's loss as the objective."""
         return self.climb(inputs, self.losses)
 
     def loss_gradient(self, inputs: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class Context:
 
     @property
     def has_side_inputs(self) -> bool:
-        """Whether the model gets other inputs beside those of the tests, a row of them for each."""
+        """Whether the model also gets other inputs, one row per test."""
         side_inputs = getattr(self._target, "side_inputs", None)
         return side_inputs is not None and side_inputs.others is not None
 
@@ -146,7 +146,7 @@ class Context:
 
 @contextmanager
 def _repeatable() -> Iterator[None]:
-    """Use deterministic cuDNN kernels: the steps of an attack amplify a difference in the last bit."""
+    """Use deterministic cuDNN kernels, because the steps of an attack amplify differences in the last bit."""
     previous = torch.backends.cudnn.deterministic
     torch.backends.cudnn.deterministic = True
     try:

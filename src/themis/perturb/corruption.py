@@ -1,6 +1,6 @@
-"""Common corruptions as Hendrycks and Dietterich (2019) published them, where no other perturbation is the same.
+"""Common corruptions as published by Hendrycks and Dietterich (2019), unless another perturbation is the same.
 
-They keep what is peculiar to the published pictures, such as lines of whole pixels. The suite `corruptions` uses them.
+They reproduce peculiarities of the published pictures, such as lines of whole pixels, for the suite `corruptions`.
 """
 
 import math
@@ -16,9 +16,9 @@ from themis.perturb.perturbation import Perturbation, Theta, collector, columns
 from themis.perturb.picture import constant, convolve, field, sample_rotated, side, warp_lines
 from themis.perturb.weather import as_grey
 
-HOPS = 12
-"""Scattered pixels that a pixel is followed through; fewer than one in 10,000 passes on the content of more."""
-LONGEST_LINE = 3.0
+MAX_HOPS = 12
+"""Most scattered pixels through which a pixel's source is followed; fewer than one in 10,000 would need more."""
+LINE_DEVIATIONS = 3.0
 """Standard deviations after which a fading line ends."""
 FROSTS = (
     ((0.30, 0.58, 0.65), 0.057, 0.035),
@@ -65,7 +65,7 @@ def glass(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
         step = ((2 * down - 1) * span).floor() * width + ((2 * across - 1) * span).floor()
         shown = torch.where(is_moved, at + step.long(), at).flatten(1)
         last = at.flatten(1)
-        for _ in range(HOPS):
+        for _ in range(MAX_HOPS):
             following = shown.gather(1, last)
             last = torch.where(following > last, following, last)
         source = source.gather(1, shown.gather(1, last))
@@ -84,9 +84,9 @@ def fading_motion(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> 
 
 
 def _drawn_out(inputs: Tensor, sigma: Tensor, angle: Tensor, highest: float) -> Tensor:
-    """Pictures with each point drawn out into a fading line; `highest` is the largest sigma."""
+    """Draw each point out into a fading line; `highest` is the largest sigma."""
     unit = side(inputs)
-    n = min(math.ceil(LONGEST_LINE * highest * unit) + 1, unit)
+    n = min(math.ceil(LINE_DEVIATIONS * highest * unit) + 1, unit)
     step = torch.arange(n, dtype=sigma.dtype, device=sigma.device).view(1, -1, 1)
     weight = (-0.5 * (step / (sigma * unit).clamp_min(1e-3)).square()).exp()
     turn = torch.deg2rad(angle)
@@ -174,7 +174,7 @@ def hsv_brightness(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) ->
 def channel_contrast(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Values pulled towards the mean of their channel, or spread away from it."""
     (change,) = columns(theta, inputs)
-    mean = inputs.mean(3, keepdim=True).mean(2, keepdim=True)  # in two steps, which round the same in any batch
+    mean = inputs.mean(3, keepdim=True).mean(2, keepdim=True)  # in two steps, so that rounding ignores the batch
     return torch.addcmul(-change * mean, inputs, 1 + change)
 
 
@@ -249,7 +249,7 @@ def hoarfrost(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tens
         sample_rotated(sheet, inputs, 0 * ice, grain * width, grain * height)
         for sheet in (lattice, _stripes(lattice, 2), _stripes(lattice, 3))
     )
-    for stripe in stripes:  # contrast between lattice points as at them: bilinear weights w have sum(w^2) < 1
+    for stripe in stripes:  # restores the contrast between lattice points, which interpolation reduces
         fine = fine / ((1 + stripe.square()) / 2).sqrt()
     texture = (field(inputs, rng, torch.full_like(ice, 0.7)) - 0.5) * (6 * clouds) + fine * crystals
     frost = (mean if inputs.shape[1] == 3 else as_grey(mean)) + texture
@@ -257,7 +257,7 @@ def hoarfrost(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tens
 
 
 def _stripes(lattice: Tensor, dim: int) -> Tensor:
-    """One and minus one in turn along a dimension."""
+    """Alternating plus and minus one along a dimension."""
     shape = [-1 if k == dim else 1 for k in range(4)]
     signs = 1 - 2 * (torch.arange(lattice.shape[dim], device=lattice.device) % 2)
     return signs.to(lattice).view(shape).expand_as(lattice)

@@ -1,4 +1,4 @@
-"""How often each value of a theta occurs where the model is used: a distribution, cut off at the ends of its range."""
+"""The distribution of a theta in operation, truncated to the theta's range."""
 
 import math
 import re
@@ -21,20 +21,20 @@ DISTRIBUTIONS = {
     "triangular": ("LOW,MODE,HIGH", "three ascending numbers"),
     "histogram": ("FILE", "a file with ascending bins, whose counts are not all 0"),
 }
-"""Their numbers, and the rule for them.
+"""The arguments of each distribution, and the rule for them.
 
-Beta is spread over the range of theta; mean and SD of lognormal are those of the logarithm.
+The range of beta is that of theta; mean and SD of lognormal are those of the logarithm.
 """
-LEAST_INSIDE = 0.01
-"""The share of a distribution that must lie in the range of its theta: tests say nothing of the rest."""
-MOST_BINS = 200
+MIN_SHARE_INSIDE = 0.01
+"""The share of a distribution that must lie in the range of its theta, because tests say nothing about the rest."""
+MAX_BINS = 200
 MAX_HISTOGRAM_BYTES = 1 << 20
-"""Of the file of a histogram."""
+"""Largest size of the file of a histogram."""
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """One of `DISTRIBUTIONS`, with its numbers; those of a histogram are its edges, then its counts."""
+    """One of `DISTRIBUTIONS` with its arguments; those of a histogram are its edges, followed by its counts."""
 
     kind: str
     numbers: tuple[float, ...]
@@ -43,28 +43,28 @@ class Distribution:
         return f"{self.kind}({','.join(map(_short, self.numbers))})"
 
     def check(self, low: float, high: float, name: str) -> None:
-        """Raise an error if hardly any of its values lie in the range of a theta."""
+        """Raise an error if hardly any values lie in the range of a theta."""
         inside = self.inside(low, high)
-        if not inside >= LEAST_INSIDE:
+        if not inside >= MIN_SHARE_INSIDE:
             raise UsageError(
-                f"the distribution of theta {name!r} must have at least {LEAST_INSIDE:.0%} of its values in the range "
-                f"{low:g}..{high:g}, but {self} has {100 * inside:.2g}%: correct it, or widen the range"
+                f"the distribution of theta {name!r} must have at least {MIN_SHARE_INSIDE:.0%} of its values in the "
+                f"range {low:g}..{high:g}, but {self} has {100 * inside:.2g}%: correct it, or widen the range"
             )
 
     def inside(self, low: float, high: float) -> float:
-        """The share of its values that lie in a range."""
+        """The share of the values that lie in a range."""
         below, above = self._scipy.cdf(self._scaled([low, high], low, high))
         return float(above - below)
 
     def value_at(self, share: Any, low: float, high: float) -> Numbers:
-        """The values below which these shares of all values in the range lie."""
+        """The quantiles at these shares of the distribution truncated to the range."""
         below, above = self._scipy.cdf(self._scaled([low, high], low, high))
         values = self._scipy.ppf(below + np.asarray(share) * (above - below))
         clipped: Numbers = np.clip(low + values * (high - low) if self.kind == "beta" else values, low, high)
         return clipped
 
     def density(self, values: Any, low: float, high: float) -> Numbers:
-        """How often these values in the range occur, relative to the uniform distribution."""
+        """The density at values in the range, relative to the uniform distribution."""
         density: Numbers = self._scipy.pdf(self._scaled(values, low, high))
         return density if self.kind == "beta" else density * (high - low) / self.inside(low, high)
 
@@ -90,7 +90,7 @@ class Distribution:
 
 
 def read_distribution(text: str, *, has_files: bool = True) -> Distribution:
-    """Read `beta(1,8)`, or `histogram(FILE)` with a line `low,high,count` for each bin, or with its numbers."""
+    """Read `beta(1,8)`, or `histogram(FILE)` with one line `low,high,count` per bin, or a histogram's numbers."""
     match = re.fullmatch(r"\s*([a-z]+)\s*\((.*)\)\s*", text, re.DOTALL)
     if match is None or match[1] not in DISTRIBUTIONS:
         forms = ", ".join(f"{name}({numbers})" for name, (numbers, _) in DISTRIBUTIONS.items())
@@ -112,7 +112,7 @@ def _are_valid(kind: str, numbers: tuple[float, ...]) -> bool:
     if kind == "histogram":
         edges, counts = numbers[: len(numbers) // 2 + 1], numbers[len(numbers) // 2 + 1 :]
         is_ascending = all(a < b for a, b in pairwise(edges))
-        return len(numbers) in range(3, 2 * MOST_BINS + 2, 2) and is_ascending and min(counts) >= 0 < sum(counts)
+        return len(numbers) in range(3, 2 * MAX_BINS + 2, 2) and is_ascending and min(counts) >= 0 < sum(counts)
     if len(numbers) != DISTRIBUTIONS[kind][0].count(",") + 1:
         return False
     if kind == "triangular":
@@ -121,7 +121,7 @@ def _are_valid(kind: str, numbers: tuple[float, ...]) -> bool:
 
 
 def _read_histogram(path: str) -> tuple[float, ...]:
-    """The edges of the bins in a file, then their counts."""
+    """The edges of the bins in a file, followed by their counts."""
     try:
         lines = read_regular(path, MAX_HISTOGRAM_BYTES).decode().splitlines()
         rows = [line.split(",") for line in lines if line.strip()]
@@ -132,9 +132,9 @@ def _read_histogram(path: str) -> tuple[float, ...]:
         raise DataError(
             f"a histogram must be a file with lines low,high,count, got {path!r}: {reason}; correct it"
         ) from error
-    if not 1 <= len(bins) <= MOST_BINS or any(a[1] != b[0] for a, b in pairwise(bins)):
+    if not 1 <= len(bins) <= MAX_BINS or any(a[1] != b[0] for a, b in pairwise(bins)):
         raise DataError(
-            f"a histogram must have 1 to {MOST_BINS} bins, each beginning where another ends, but {path!r} has "
+            f"a histogram must have 1 to {MAX_BINS} bins, each beginning where another ends, but {path!r} has "
             f"{len(bins)} that do not: correct the file"
         )
     return (bins[0][0], *(high for _, high, _ in bins), *(count for _, _, count in bins))

@@ -1,7 +1,7 @@
-"""Geometry: where things are in the picture. Beyond its edges the picture is mirrored; no content is invented.
+"""Geometry: perturbations that move the content of a picture, which is mirrored beyond its edges.
 
-Each perturbation is a `Source`, a function that says where the content of a place comes from: the picture is sampled
-there, and labels are moved by it.
+Each perturbation is a `Source`, a function that returns where the content at a place comes from. The picture is sampled
+there, and labels are moved accordingly.
 """
 
 import math
@@ -19,11 +19,11 @@ from themis.perturb.context import Context
 from themis.perturb.perturbation import Apply, Perturbation, Theta, columns
 from themis.perturb.picture import field, places, side, warp, warp_lines
 
-DISTANCE = 1.5
-"""Distance of the viewer from a tilted picture, in longer sides."""
-FIELD_SIDE = 56
-"""Approximate number of points across an elastic field; between them it is linear."""
-CORNER = 1 / 3
+VIEWING_DISTANCE = 1.5
+"""Distance of the viewer from a tilted picture, in units of its longer side."""
+FIELD_POINTS = 56
+"""Approximate number of points across an elastic field, which is linear in between."""
+CORNER_DISTANCE = 1 / 3
 """Distance of the three points of `jitter` from the centre along each axis, as a share of the shorter side."""
 GEOMETRY: list[Perturbation] = []
 
@@ -33,8 +33,8 @@ def _geometry(
 ) -> Callable[[Source], Source]:
     """A decorator that adds a source as a perturbation.
 
-    by_lines: its result is the sum of a part per column and a part per row, both zero at the centre: a faster case.
-    apply: a faster way to sample pictures at this source.
+    by_lines: whether its result is the sum of a part per column and a part per row, both zero at the centre, which can
+    be sampled faster. apply: a faster way to sample pictures at this source.
     """
 
     def add(source: Source) -> Source:
@@ -96,24 +96,24 @@ def shear(x: Tensor, y: Tensor, theta: Tensor, rng: Rng, size: Size) -> tuple[Te
 def perspective(x: Tensor, y: Tensor, theta: Tensor, rng: Rng, size: Size) -> tuple[Tensor, Tensor]:
     """The picture as a tilted board, seen from in front."""
     back, aside = columns(torch.deg2rad(theta), x)
-    distance = DISTANCE * max(size) / min(size)
-    # Where the ray through (x, y) meets the board, rotated about its horizontal and then about its vertical axis:
+    distance = VIEWING_DISTANCE * max(size) / min(size)
+    # Where the ray through (x, y) meets the board, which is rotated about its horizontal and then its vertical axis.
     depth = back.cos() * aside.cos() - back.cos() * aside.sin() * (x / distance) + back.sin() * (y / distance)
     across = x * back.cos() - y * back.sin() * aside.sin()
     return across / depth, y * aside.cos() / depth
 
 
 def _stretched(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """The pictures sampled at the places of `elastic`, faster."""
+    """A faster way to sample the pictures at the source of `elastic`."""
     pull = F.interpolate(_pull(inputs, theta, rng), inputs.shape[2:], mode="bilinear", align_corners=False)
     x, y = places(inputs)
     return warp(inputs, x + pull[:, :1], y + pull[:, 1:])
 
 
 def _pull(pictures: Tensor, theta: Tensor, rng: Rng) -> Tensor:
-    """How far the rubber sheet is pulled to the right and down, `[tests, 2, rows, columns]`, at some of the pixels."""
+    """The pull of the rubber sheet to the right and down, at a grid of pixels, `[tests, 2, rows, columns]`."""
     amount, size = columns(theta, pictures)
-    step = max(1, side(pictures) // FIELD_SIDE)
+    step = max(1, side(pictures) // FIELD_POINTS)
     coarse = pictures[:, :1, ::step, ::step]
     return (torch.cat([field(coarse, rng, size, octaves=2) for _ in range(2)], 1) * 2 - 1) * amount
 
@@ -157,8 +157,6 @@ def rolling_shear(x: Tensor, y: Tensor, theta: Tensor, rng: Rng, size: Size) -> 
 def jitter(x: Tensor, y: Tensor, theta: Tensor, rng: Rng, size: Size) -> tuple[Tensor, Tensor]:
     """The picture stretched, sheared and moved as a whole: three of its points move at random."""
     moved = (rng.uniform(6).to(x.dtype) * 2 - 1) * theta
-    # Of the points at (CORNER, CORNER), (CORNER, -CORNER) and (-CORNER, -CORNER).
-    x1, y1, x2, y2, x3, y3 = columns(moved / (2 * CORNER), x)
-    return x - (x2 - x3) * x - (x1 - x2) * y - (x1 + x3) * CORNER, y - (y2 - y3) * x - (y1 - y2) * y - (
-        y1 + y3
-    ) * CORNER
+    d = CORNER_DISTANCE  # the points are at (d, d), (d, -d) and (-d, -d)
+    x1, y1, x2, y2, x3, y3 = columns(moved / (2 * d), x)
+    return x - (x2 - x3) * x - (x1 - x2) * y - (x1 + x3) * d, y - (y2 - y3) * x - (y1 - y2) * y - (y1 + y3) * d

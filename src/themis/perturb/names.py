@@ -1,4 +1,4 @@
-"""The table of perturbations, their specifications as text, and a way to apply one outside of a campaign."""
+"""The table of perturbations, their specifications as text, and `disturb`, which applies one without a campaign."""
 
 import math
 import re
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from themis.data.features import Features
 from themis.errors import DataError, UsageError, nearest
-from themis.perturb.attack import ASKING, ATTACKS
+from themis.perturb.attack import ATTACKS, QUERY_ATTACKS
 from themis.perturb.camera import CAMERA
 from themis.perturb.context import Context
 from themis.perturb.corruption import CORRUPTIONS
@@ -22,13 +22,13 @@ from themis.perturb.perturbation import (
     OVER_TIME,
     Perturbation,
     Range,
-    asking,
     check_fits,
     check_gradient,
     combine,
     narrowed,
     over_time,
     perturb,
+    with_queries,
 )
 from themis.perturb.signal import SIGNAL
 from themis.perturb.table import TABLE
@@ -38,26 +38,26 @@ from themis.target.target import AnyTarget
 
 PERTURBATIONS: dict[str, Perturbation] = {
     perturbation.name: perturbation
-    for family in (NOISE, CAMERA, WEATHER, GEOMETRY, CORRUPTIONS, ATTACKS, ASKING, TABLE, SIGNAL)
+    for family in (NOISE, CAMERA, WEATHER, GEOMETRY, CORRUPTIONS, ATTACKS, QUERY_ATTACKS, TABLE, SIGNAL)
     for perturbation in family
 }
 
 ALIASES = {"blur": "gaussian_blur", "noise": "gaussian", "pgd_linf": "pgd", "cw_l2": "cw"}
-"""Further names by which some perturbations are known."""
+"""Other names of perturbations."""
 ALL_PERTURBATIONS: Extensible[Perturbation] = Extensible(
     "themis.perturbations", PERTURBATIONS | {alias: PERTURBATIONS[name] for alias, name in ALIASES.items()}
 )
-"""All names, with those that packages add."""
+"""Perturbations by name, including aliases and those that packages add."""
 TRANSFORMS: Extensible[Callable[[str, str], Perturbation]] = Extensible("themis.transforms", {})
-"""What may stand before the colon of the name of a transform of another package; packages add all of them."""
+"""Functions that make perturbations from transforms of other packages, by the prefix before the colon."""
 
 
 def choose_perturbation(
     perturbation: str | Perturbation, magnitude: float | None = None, *, imports: bool = True
 ) -> Perturbation:
-    """The perturbation of a specification (`rain`, `rain(angle=-10:10) + fog`, `mine:BAND`), at a magnitude.
+    """Choose a perturbation by its specification (`rain`, `rain(angle=-10:10) + fog`, `mine:BAND`) and magnitude.
 
-    `imports`: whether modules of the user's own may be imported.
+    `imports`: whether user modules may be imported.
     """
     if isinstance(perturbation, str):
         if not imports and (own := own_perturbations(perturbation)):
@@ -71,21 +71,21 @@ def choose_perturbation(
     return perturbation.at(magnitude)
 
 
-PART = re.compile(r"([^()]+)(?:\((.*)\))?", re.DOTALL)
+PART_PATTERN = re.compile(r"([^()]+)(?:\((.*)\))?", re.DOTALL)
 
 
 def read_perturbation(text: str) -> Perturbation:
     """Read names joined by `+`, each optionally with ranges (`LOW:HIGH`) or fixed values of its theta in brackets.
 
-    A name with a colon, `module:perturbation`, is one of the user's own, or a transform of another package with its
-    arguments in brackets. `over_time` has a specification in brackets.
+    A name with a colon, `module:perturbation`, is a perturbation of the user's, or a transform of another package with
+    its arguments in brackets. `over_time` has another specification in brackets.
     """
     parts = [_read_part(name, inside or "") for name, inside in _read_names(text)]
     return parts[0] if len(parts) == 1 else combine(*parts)
 
 
 def own_perturbations(text: str) -> list[str]:
-    """The names in a specification that are of the user's own, for which modules have to be imported."""
+    """The names in a specification that are the user's, for which modules have to be imported."""
     try:
         names = _read_names(text)
     except UsageError:  # it cannot be read, so nothing would be imported
@@ -100,7 +100,7 @@ def _read_names(text: str) -> list[tuple[str, str | None]]:
     """Each name with the text in brackets after it."""
     names = []
     for part in map(str.strip, split_outside(text, "+")):
-        match = PART.fullmatch(part)
+        match = PART_PATTERN.fullmatch(part)
         if match is None:
             raise UsageError(
                 f"perturbation must be names joined by +, each optionally with theta in brackets, got {part!r}: write "
@@ -137,7 +137,7 @@ def _read_part(name: str, inside: str) -> Perturbation:
     queries = ranges.pop("queries", None) if chosen.has_queries else None
     if ranges or distributions:
         chosen = narrowed(chosen, ranges, distributions)
-    return chosen if queries is None else asking(chosen, queries)
+    return chosen if queries is None else with_queries(chosen, queries)
 
 
 def _load_own(name: str) -> Perturbation:
@@ -166,7 +166,7 @@ def _read_range(text: str, name: str) -> tuple[str, Range]:
 
 
 def split_outside(text: str, separator: str) -> list[str]:
-    """`text` split at each `separator` outside of brackets."""
+    """Split `text` at each `separator` outside brackets."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter == "(") - (letter == ")")
@@ -188,9 +188,9 @@ def disturb(
     labels: Tensor | None = None,
     features: Features | None = None,
 ) -> Tensor:
-    """The `inputs [tests, ...]`, disturbed; each theta is a number or `[tests]`, and its identity if it is left out.
+    """Disturb `inputs [tests, ...]`; each theta is a number or `[tests]`, and by default its identity.
 
-    Input `k` has the noise seed `noise_seed + k`. An attack needs the target; `features` are those of a table.
+    Input `k` has the noise seed `noise_seed + k`. An attack needs the target, a perturbation of tables the `features`.
     """
     perturbation = choose_perturbation(perturbation)
     check_fits(perturbation, tuple(inputs.shape[1:]))
@@ -212,7 +212,7 @@ def disturb(
 
 
 def theta_columns(perturbation: Perturbation, theta: Mapping[str, float | Tensor], inputs: Tensor) -> Tensor:
-    """Theta `[tests, dimensions]` for some inputs; each is a number or `[tests]`, and its identity if left out."""
+    """Theta `[tests, dimensions]` from values by name; each is a number or `[tests]`, and by default its identity."""
     perturbation.check_names(theta)
     columns = []
     for parameter in perturbation.theta:

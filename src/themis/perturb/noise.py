@@ -1,4 +1,4 @@
-"""Noise of a sensor, its photons and its broken pixels, for inputs of any shape and unit."""
+"""Noise of sensors, photons and broken pixels, for inputs of any shape and unit."""
 
 import torch
 from torch import Tensor
@@ -8,11 +8,11 @@ from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta, collector, column
 from themis.perturb.picture import eased
 
-SOFTNESS = 0.1
-"""Half the width of the ramp between replaced and unchanged pixels, as a share of the chance to be replaced."""
-NO_WIDTH = 1e-9
-DARKEST = 1e-6
-"""Signal below which photon noise does not decrease further, so that its slope stays finite; a share of the range."""
+RAMP_SHARE = 0.1
+"""Half the width of the ramp between replaced and unchanged pixels, relative to the share of replaced pixels."""
+MIN_RAMP = 1e-9
+MIN_SIGNAL = 1e-6
+"""Signal, as a share of the range, below which photon noise does not decrease, so that the derivative stays finite."""
 
 
 NOISE: list[Perturbation] = []
@@ -32,7 +32,7 @@ def shot(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     The Poisson distribution is approximated by the normal one with the same mean and variance; sigma is
     `1 / sqrt(photons)`, where `photons` is the number that makes white.
     """
-    signal = (_above_black(inputs, context) / context.span).clamp_min(DARKEST).sqrt()
+    signal = (_above_black(inputs, context) / context.span).clamp_min(MIN_SIGNAL).sqrt()
     return torch.addcmul(inputs, rng.normal(*inputs.shape[1:]) * signal, column(theta, 0, inputs) * context.span)
 
 
@@ -65,7 +65,7 @@ def _above_black(inputs: Tensor, context: Context) -> Tensor:
 
 
 def _pixels(inputs: Tensor) -> tuple[int, ...]:
-    """The shape of what is replaced as a unit: a pixel with all its channels, or a single value."""
+    """The shape of the random numbers if pixels with all their channels, or single values, are replaced as units."""
     if inputs.ndim == 5:  # clips
         return (inputs.shape[1], 1, *inputs.shape[3:])
     return (1, *inputs.shape[2:]) if inputs.ndim == 4 else tuple(inputs.shape[1:])
@@ -74,7 +74,7 @@ def _pixels(inputs: Tensor) -> tuple[int, ...]:
 def soft_hits(chance: Tensor, share: Tensor) -> Tensor:
     """1 where `chance`, uniform in 0..1, is below `share`, and 0 where it is above.
 
-    A smooth ramp between them gives the share its slope. On average exactly this share is hit: none at 0, all at 1.
+    A smooth ramp in between makes it differentiable in the share. On average, exactly this share is hit.
     """
-    half = SOFTNESS * share * (1 - share)
-    return eased((share + half - chance) / (2 * half + NO_WIDTH))
+    half = RAMP_SHARE * share * (1 - share)
+    return eased((share + half - chance) / (2 * half + MIN_RAMP))

@@ -20,17 +20,17 @@ from themis.perturb.context import NO_GRADIENT, Context
 from themis.perturb.distribution import Distribution, read_distribution
 from themis.target.target import AnyTarget
 
-DISTURBED_AT_ONCE = 1 << 20
-"""Values of the inputs that a CPU disturbs at a time: 4 MiB, so that intermediate results stay in its caches. Results
-do not depend on it."""
+CPU_BLOCK_VALUES = 1 << 20
+"""Values that a CPU disturbs at a time: 4 MiB, so that intermediate results stay in its caches. Results do not depend
+on this number."""
 INPUT_FORMS = {
     "picture": (3, "pictures [channels, height, width]"),
     "clip": (4, "clips [frames, channels, height, width]"),
     "table": (1, "rows of a table [features]"),
     "signal": (2, "signals [channels, samples]"),
 }
-"""The number of dimensions of an input, and what it is, by `Perturbation.inputs`."""
-OWN_MODULE = re.compile(r"\bthemis\.(?:[a-z_]+\.)*")
+"""The number of dimensions and a description of an input, by the value of `Perturbation.inputs`."""
+THEMIS_PREFIX = re.compile(r"\bthemis\.(?:[a-z_]+\.)*")
 Apply = Callable[[Tensor, Tensor, Rng, Context], Tensor]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -41,15 +41,15 @@ class Theta:
 
     Args:
         name: Letters, digits and underscores.
-        low: Lower end of the range that is searched; by default, a person still sees the same thing in this range.
-        high: Upper end of that range.
+        low: Lower end of the searched range; in the default range, a person still sees the same thing.
+        high: Upper end of the searched range.
         identity: The value that changes nothing, or least.
-        unit: Shown to users.
-        limits: The values that mathematics allows, which no range may exceed.
-        small: Pixels and a share of the shorter side: in a small picture the default range reaches so many pixels, but
-            at most that share. None for a theta whose range is the same for pictures of any size.
-        distribution: How often its values occur where the model is used, such as `"beta(1,8)"`: the uniform stream
-            follows it, while the search has the whole range. By default, all values are equally frequent.
+        unit: The unit, for users.
+        limits: The mathematically valid values, which no range may exceed.
+        small: A number of pixels and a share of the shorter side. In small pictures, the default range extends to this
+            number of pixels, but at most to this share. None if the range is the same for pictures of any size.
+        distribution: The distribution of values in operation, such as `"beta(1,8)"`. The uniform stream follows it,
+            while the search uses the whole range. By default, all values are equally frequent.
     """
 
     name: str
@@ -84,17 +84,17 @@ class Theta:
             )
 
     def between(self, low: float, high: float) -> Theta:
-        """The same theta with a different range; its identity is the nearest value in it."""
+        """This theta with a different range; its identity becomes the nearest value in the range."""
         return replace(self, low=low, high=high, identity=min(max(self.identity, low), high), small=None)
 
     def scaled(self, magnitude: float) -> Theta:
-        """The same theta with its range scaled around its identity."""
+        """This theta with its range scaled around its identity."""
         low, high = (self.identity + magnitude * (end - self.identity) for end in (self.low, self.high))
         small = None if self.small is None else (magnitude * self.small[0], magnitude * self.small[1])
         return replace(self, low=low, high=high, small=small)
 
     def fitted(self, side: int) -> Theta:
-        """The same theta for pictures whose shorter side has so many pixels: its unit then names pixels as well."""
+        """This theta for pictures whose shorter side has `side` pixels; its unit then includes the range in pixels."""
         high = self.high
         if self.small is not None:
             pixels, share = self.small
@@ -105,13 +105,13 @@ class Theta:
         return replace(self, high=high, unit=unit, small=None)
 
     def as_dict(self) -> dict[str, Any]:
-        """The theta as plain data; what applies to small pictures is not part of it, as a run records fitted ranges."""
+        """The theta as plain data, without `small`, because runs record fitted ranges."""
         values = {name: value for name, value in asdict(self).items() if name not in ("small", "distribution")}
         return values if self.distribution is None else {**values, "distribution": str(self.distribution)}
 
     @property
     def pixels(self) -> str:
-        """The range in pixels, if the unit names it."""
+        """The range in pixels, if the unit includes it; otherwise empty."""
         return self.unit.rpartition(": ")[2] if self.unit.endswith(" px") else ""
 
 
@@ -122,29 +122,28 @@ class Perturbation:
     Args:
         name: Its name in specifications and reports.
         theta: Its parameters.
-        apply: `(inputs [tests, ...], theta [tests, dimensions], rng, context) -> inputs'`, differentiable in theta; its
+        apply: `(inputs [tests, ...], theta [tests, dimensions], rng, context) -> inputs'`, differentiable in theta; the
             result is clipped to the bounds. The first sentence of its docstring describes the perturbation to users.
         is_random: Whether it draws from `rng`; if not, the same seed and theta always give the same test.
-        theta_is_magnitude: Whether `magnitude` is the upper end of its only theta, in its unit.
-        passes: The model passes that it spends per test.
+        theta_is_magnitude: Whether `magnitude` is the upper end of its only theta, in the unit of that theta.
+        passes: The model passes that it takes per test.
         needs_gradient: Whether it uses the model's gradient, which a `BlackBox` does not have.
-        inputs: What it can disturb: `any`; `picture`, `[channels, height, width]`, which `apply` gets in 0..1 whatever
-            the bounds are; `table`, rows of features; `signal`, `[channels, samples]`; `clip`,
-            `[frames, channels, height, width]`. A perturbation of pictures also disturbs clips, each frame alike.
-        channels: How many channels a picture must have, if that matters.
-        is_smooth: Whether the gradient in theta is the slope of the result, or only a guide.
+        inputs: What it can disturb: `any`; `picture`, `[channels, height, width]`, which `apply` always gets in 0..1;
+            `table`, rows of features; `signal`, `[channels, samples]`; `clip`, `[frames, channels, height, width]`. A
+            perturbation of pictures also disturbs clips, every frame in the same way.
+        channels: The number of channels that a picture must have, if it matters.
+        is_smooth: Whether the gradient in theta is exact rather than a guide.
         has_identity: Whether the input is unchanged if every theta is at its identity.
-        family: The family that it is listed in.
-        parts: The perturbations that it combines, as long as its theta are theirs.
-        moves: Whether and how it moves what is in the picture, so that label maps, boxes and points can be moved with
-            it. `False`: everything stays where it is. A function `(x, y, theta, rng, size) -> (x, y)`: where the
-            content at a position of the disturbed picture comes from, see `themis.oracle.motion.Source`. `None`:
-            unknown, and refused in tasks whose answers are places.
-        is_combination: Whether it only applies other perturbations, which see to units and motion themselves.
-        flickers: Whether its random numbers are new in each frame of a clip, like those of rain, and unlike those of
-            drops on the lens.
+        family: The family in which it is listed.
+        parts: The perturbations that it combines; empty once their theta have been changed.
+        moves: How it moves the content of a picture, so that label maps, boxes and points can be moved too. `False`:
+            everything stays in place. A function `(x, y, theta, rng, size) -> (x, y)`: where the content at a position
+            of the disturbed picture comes from, see `themis.oracle.motion.Source`. `None`: unknown, which is refused
+            in tasks whose answers are places.
+        is_combination: Whether it only applies other perturbations, which handle units and motion themselves.
+        flickers: Whether it draws new random numbers for each frame of a clip, as for rain but not for drops on a lens.
         has_queries: Whether its passes are queries of the model whose number can be chosen, as in
-            `square(queries=500)`: `apply` then has a parameter `queries`.
+            `square(queries=500)`; `apply` then has a parameter `queries`.
     """
 
     name: str
@@ -169,7 +168,7 @@ class Perturbation:
         names = [theta.name for theta in self.theta]
         if not names or len(set(names)) < len(names):
             raise UsageError(f"perturbation {self.name!r} must have theta with names of their own, got {names}")
-        if self.theta_is_magnitude and len(self.theta) != 1 and self.inputs != "clip":  # which has one for each end
+        if self.theta_is_magnitude and len(self.theta) != 1 and self.inputs != "clip":  # over_time doubles theta
             raise UsageError(f"perturbation {self.name!r}: only one theta can be the magnitude, got {len(self.theta)}")
 
     @property
@@ -178,7 +177,7 @@ class Perturbation:
         return (self.apply.__doc__ or "").strip().split("\n\n")[0].replace("\n    ", " ")
 
     def at(self, magnitude: float | None) -> Perturbation:
-        """The same perturbation with its range scaled, 1 being the default; noise and attacks get a new upper end."""
+        """This perturbation with its ranges scaled by `magnitude`, which is the new upper end of noise and attacks."""
         if magnitude is None:
             return self
         if not (math.isfinite(magnitude) and magnitude > 0):
@@ -190,14 +189,14 @@ class Perturbation:
         return replace(self, theta=theta, parts=())
 
     def fitted(self, shape: tuple[int, ...]) -> Perturbation:
-        """The same perturbation with its range for inputs `[...]` of this shape, see `Theta.fitted`."""
+        """This perturbation with the ranges for inputs `[...]` of this shape, see `Theta.fitted`."""
         if self.inputs not in ("picture", "clip") or len(shape) < 3:
             return self
         theta = tuple(theta.fitted(min(shape[-2:])) for theta in self.theta)
         return replace(self, theta=theta, parts=tuple(part.fitted(shape) for part in self.parts))
 
     def within(self, ranges: Sequence[tuple[str, float, float]]) -> Perturbation:
-        """The same perturbation with the recorded ranges of its theta; itself if it has them, or has other theta."""
+        """This perturbation with recorded ranges; unchanged if these have other names than its theta."""
         if [name for name, _, _ in ranges] != [theta.name for theta in self.theta]:
             return self
         pairs = list(zip(self.theta, ranges, strict=True))
@@ -206,7 +205,7 @@ class Perturbation:
         return replace(self, theta=tuple(theta.between(low, high) for theta, (_, low, high) in pairs), parts=())
 
     def check_names(self, names: Iterable[str]) -> None:
-        """Raise an error if it has no theta of one of these names."""
+        """Raise an error for a name that none of its theta has."""
         known = [theta.name for theta in self.theta]
         for name in names:
             if name not in known:
@@ -214,16 +213,16 @@ class Perturbation:
 
     @property
     def code(self) -> str:
-        """The qualified name of its function, which distinguishes two perturbations of the same name."""
+        """The qualified name of its function, which distinguishes perturbations of the same name."""
         return f"{self.apply.__module__}.{self.apply.__qualname__}"
 
     def __add__(self, other: Perturbation) -> Perturbation:
-        """Both perturbations, one after the other, with the theta of both."""
+        """Apply both perturbations, one after the other, with the theta of both."""
         return combine(self, other)
 
 
 def collector(perturbations: list[Perturbation], **common: Any) -> Callable[..., Callable[[Function], Function]]:
-    """A decorator, given theta and options, that adds a function as a perturbation; it has the options in `common`."""
+    """A decorator factory that takes theta and options, and adds functions as perturbations with `common` options."""
 
     def declare(*theta: Theta, **options: Any) -> Callable[[Function], Function]:
         def add(apply: Function) -> Function:
@@ -236,8 +235,8 @@ def collector(perturbations: list[Perturbation], **common: Any) -> Callable[...,
 
 
 def is_same_code(name: str, other: str) -> bool:
-    """Whether two values of `Perturbation.code` name the same function; those of Themis may move to another module."""
-    return OWN_MODULE.sub("", name) == OWN_MODULE.sub("", other)
+    """Whether two values of `Perturbation.code` name the same function; modules of Themis are ignored."""
+    return THEMIS_PREFIX.sub("", name) == THEMIS_PREFIX.sub("", other)
 
 
 def check_fits(perturbation: Perturbation, shape: tuple[int, ...]) -> None:
@@ -275,8 +274,8 @@ def check_gradient(perturbation: Perturbation, target: AnyTarget) -> None:
 
 
 def perturb(perturbation: Perturbation, inputs: Tensor, theta: Tensor, noise_seed: Tensor, context: Context) -> Tensor:
-    """The inputs of tests: `inputs` disturbed at `theta` and clipped to the bounds."""
-    size = max(1, DISTURBED_AT_ONCE * len(inputs) // max(inputs.numel(), 1))
+    """Disturb inputs at `theta`, and clip them to the bounds."""
+    size = max(1, CPU_BLOCK_VALUES * len(inputs) // max(inputs.numel(), 1))
     if context.motion is not None:
         context.motion = Motion()
     if inputs.device.type != "cpu" or perturbation.passes or size >= len(inputs):
@@ -303,9 +302,9 @@ def apply_inside(
     context: Context,
     highest: tuple[float, ...] = (),
 ) -> Tensor:
-    """The disturbed inputs, in the same unit and type and within the bounds.
+    """The disturbed inputs, in the same unit and type, within the bounds.
 
-    highest: the upper end of the range of each theta, if it is not that of the perturbation.
+    highest: the upper end of the range of each theta; by default that of the perturbation.
     """
     if perturbation.inputs == "picture" and inputs.ndim == 5 and not perturbation.is_combination:
         by_frame = theta[:, None].expand(-1, inputs.shape[1], -1)
@@ -332,7 +331,7 @@ def apply_inside(
     shares_memory = disturbed.untyped_storage().data_ptr() == inputs.untyped_storage().data_ptr()
     if disturbed.requires_grad or not disturbed.is_contiguous() or shares_memory:
         return disturbed.clamp(low, high).to(inputs.dtype)
-    return disturbed.clamp_(low, high).to(inputs.dtype)  # saves one copy of the pictures
+    return disturbed.clamp_(low, high).to(inputs.dtype)  # in place, which saves a copy
 
 
 def apply_to_frames(
@@ -343,7 +342,7 @@ def apply_to_frames(
     context: Context,
     highest: tuple[float, ...] = (),
 ) -> Tensor:
-    """Clips `[tests, frames, channels, height, width]`, each frame disturbed at its theta `[tests, frames, ...]`."""
+    """Disturb each frame of clips `[tests, frames, channels, height, width]` at its theta `[tests, frames, ...]`."""
     if context.motion is not None and perturbation.moves is not False:
         raise UsageError(
             f"{perturbation.name!r} moves what is in the pictures, and the model's answers are places in them: this is "
@@ -358,7 +357,7 @@ def apply_to_frames(
 def _motion_after(
     perturbation: Perturbation, before: Motion, inputs: Tensor, theta: Tensor, rng: Rng, drawn: int
 ) -> Motion:
-    """How the pictures have moved after a perturbation that found `drawn` random numbers drawn."""
+    """The motion after a perturbation; `drawn` random numbers had been drawn before it."""
     source = perturbation.moves
     if source is False:
         return before
@@ -373,7 +372,7 @@ def _motion_after(
 
 
 def _applied(perturbation: Perturbation, inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
-    """What the perturbation's function returns; an error in one of the user's own is reported as such."""
+    """Call the perturbation's function; errors in a user's function are reported as such."""
     try:
         disturbed = perturbation.apply(inputs, theta, rng, context)
     except (ThemisError, MemoryError, torch.OutOfMemoryError):
@@ -406,19 +405,19 @@ def columns(theta: Tensor, inputs: Tensor) -> tuple[Tensor, ...]:
 
 
 OVER_TIME = "over_time"
-"""In specifications, the name of what makes theta change over time, with another perturbation in brackets."""
-MOST_THETA = 60
-"""Random numbers are drawn by counters with this many parts at most."""
+"""In specifications, the name that makes theta change over time, followed by another perturbation in brackets."""
+MAX_THETA = 60
+"""Largest number of theta, because the counters of random numbers have a limited number of parts."""
 Range = float | tuple[float, float]
-"""The value that theta is held at, or the ends of its range."""
+"""The value at which a theta is fixed, or the ends of its range."""
 
 
 def combine(*parts: Perturbation) -> Perturbation:
-    """All perturbations in order, with the theta of all; a name that occurs twice is prefixed by its perturbation's."""
+    """Apply perturbations in order, with the theta of all; repeated names get the perturbation's name as a prefix."""
     parts = tuple(part for combined in parts for part in combined.parts or (combined,))
     kinds = {part.inputs for part in parts} - {"any"}
     if "clip" in kinds:
-        kinds -= {"picture"}  # which also disturbs clips
+        kinds -= {"picture"}  # perturbations of pictures also disturb clips
     channels = {part.channels for part in parts} - {None}
     if len(kinds) > 1 or len(channels) > 1:
         raise UsageError(
@@ -426,8 +425,8 @@ def combine(*parts: Perturbation) -> Perturbation:
             f"{' and '.join(sorted(kinds))}: combine perturbations of one kind"
         )
     sizes = [len(part.theta) for part in parts]
-    if sum(sizes) > MOST_THETA:
-        raise UsageError(f"a combination must have at most {MOST_THETA} theta, got {sum(sizes)}: combine fewer parts")
+    if sum(sizes) > MAX_THETA:
+        raise UsageError(f"a combination must have at most {MAX_THETA} theta, got {sum(sizes)}: combine fewer parts")
 
     def apply(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
         first, highest = 0, context.highest
@@ -473,7 +472,7 @@ def _all_theta(parts: tuple[Perturbation, ...]) -> list[Theta]:
 def narrowed(
     perturbation: Perturbation, ranges: Mapping[str, Range], distributions: Mapping[str, Distribution]
 ) -> Perturbation:
-    """The same perturbation with some theta restricted to a range, held at a value or distributed; its name says so."""
+    """Give theta of a perturbation other ranges, fixed values or distributions, which its name includes."""
     perturbation.check_names((*ranges, *distributions))
     for name in distributions:
         if not isinstance(ranges.get(name, ()), tuple):
@@ -503,8 +502,8 @@ def narrowed(
     return replace(base, name=name, theta=tuple(free), theta_is_magnitude=False, parts=())
 
 
-def asking(perturbation: Perturbation, queries: Range) -> Perturbation:
-    """The same attack with so many queries per test; its name says so."""
+def with_queries(perturbation: Perturbation, queries: Range) -> Perturbation:
+    """An attack with this number of queries per test, which its name includes."""
     if isinstance(queries, tuple) or queries != int(queries) or queries < 1:
         raise UsageError(
             f"queries of {perturbation.name!r} must be a whole number of at least 1, got {_format_range(queries)}: "
@@ -517,13 +516,13 @@ def asking(perturbation: Perturbation, queries: Range) -> Perturbation:
 
 
 def _format_range(value: Range) -> str:
-    """The shortest text that is read as the same numbers."""
+    """The shortest text that represents exactly these numbers."""
     ends = value if isinstance(value, tuple) else (value,)
     return ":".join(f"{end:g}" if float(f"{end:g}") == end else repr(float(end)) for end in ends)
 
 
 def _holding(perturbation: Perturbation, held: Mapping[int, float]) -> Perturbation:
-    """The same perturbation with some theta, by number, held at a value: its functions get only the others."""
+    """Fix theta of a perturbation, given by index, at values; its functions then take only the other theta."""
     n, source = len(perturbation.theta), perturbation.moves
 
     def complete(theta: Tensor) -> Tensor:
@@ -546,9 +545,9 @@ def _holding(perturbation: Perturbation, held: Mapping[int, float]) -> Perturbat
 
 
 def over_time(perturbation: Perturbation) -> Perturbation:
-    """The perturbation with two values of each theta, for the first and for the last frame; between, it is linear.
+    """A perturbation of clips with two values of each theta, for the first and the last frame, interpolated linearly.
 
-    Without it, a perturbation of pictures disturbs every frame of a clip with the same theta.
+    By itself, a perturbation of pictures disturbs every frame of a clip with the same theta.
     """
     if perturbation.parts:
         return combine(*map(over_time, perturbation.parts))

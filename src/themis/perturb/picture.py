@@ -16,13 +16,13 @@ from torch import Tensor
 from themis.compute.rng import Rng
 
 LUMA = (0.299, 0.587, 0.114)
-"""The shares of red, green and blue in the brightness of a colour."""
-LATTICE = 16
-"""Side of the lattice of random numbers of one octave of a field; beyond it the field is mirrored."""
+"""The weights of red, green and blue in the brightness of a colour."""
+LATTICE_SIDE = 16
+"""Side of the lattice of random numbers for one octave of a field, beyond which the field is mirrored."""
 
 
 def side(pictures: Tensor) -> int:
-    """The shorter side in pixels: the unit of lengths."""
+    """The shorter side in pixels, which is the unit of lengths."""
     return min(pictures.shape[2:])
 
 
@@ -39,7 +39,7 @@ def places(pictures: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def constant(numbers: tuple[Any, ...], like: Tensor) -> Tensor:
-    """Numbers as a tensor, which is made once: a chunk that is captured as a CUDA graph cannot copy from the host."""
+    """A cached tensor of numbers; a chunk that is captured as a CUDA graph cannot copy them from the host."""
     return _constant(numbers, like.dtype, like.device)
 
 
@@ -66,7 +66,7 @@ def warp(pictures: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def warp_lines(pictures: Tensor, columns: tuple[Tensor, Tensor], rows: tuple[Tensor, Tensor]) -> Tensor:
-    """Like `warp`, for positions that are the sum of a part per column and a part per row, which is faster.
+    """Like `warp`, but faster, for positions that are the sum of a part per column and a part per row.
 
     columns: x and y `[tests, 1, 1, width]`. rows: x and y `[tests, 1, height, 1]`.
     """
@@ -79,7 +79,7 @@ def _size(pictures: Tensor) -> tuple[float, float]:
 
 
 def _grid(x: Tensor, y: Tensor, width: Tensor | float, height: Tensor | float) -> Tensor:
-    """Positions `[tests, 1, rows, columns]` on a sheet of this size as `grid_sample` has them."""
+    """Convert positions `[tests, 1, rows, columns]` on a sheet of this size to the form of `grid_sample`."""
     across, down = (x * (2 / width))[:, 0], (y * (2 / height))[:, 0]
     shape = tuple(map(max, across.shape, down.shape))
     return torch.stack([across.expand(shape), down.expand(shape)], -1)
@@ -90,7 +90,7 @@ def _sampled(sheet: Tensor, grid: Tensor) -> Tensor:
 
 
 def convolve(pictures: Tensor, kernel: Tensor) -> Tensor:
-    """Each picture convolved with its own kernel `[tests, rows, columns]` of odd size; edges are repeated."""
+    """Convolve each picture with its own kernel `[tests, rows, columns]` of odd size; edges are repeated."""
     n, channels, height, width = pictures.shape
     if n * channels == 1:  # a single channel would be rounded differently
         return convolve(pictures.expand(1, 2, height, width), kernel)[:, :1]
@@ -104,27 +104,27 @@ def convolve(pictures: Tensor, kernel: Tensor) -> Tensor:
 def field(pictures: Tensor, rng: Rng, scale: Tensor, octaves: int = 4, roughness: float = 0.5) -> Tensor:
     """Smooth random numbers in 0..1 that look like clouds, `[tests, 1, height, width]`.
 
-    scale: size of the largest features, a share of the shorter side, `[tests, 1, 1, 1]`. Each octave halves their size
-    and multiplies their amplitude by `roughness`.
+    scale: size of the largest features, as a share of the shorter side, `[tests, 1, 1, 1]`. Each octave halves the size
+    of features and multiplies their amplitude by `roughness`.
     """
     x, y = places(pictures)
     total = torch.zeros((), dtype=pictures.dtype, device=pictures.device)
     amplitudes = [roughness**k for k in range(octaves)]
     for k, amplitude in enumerate(amplitudes):
-        lattice = rng.uniform(1, LATTICE, LATTICE).to(pictures.dtype)
-        grid = _grid(_smoothed(x * 2**k / scale), _smoothed(y * 2**k / scale), LATTICE, LATTICE)
+        lattice = rng.uniform(1, LATTICE_SIDE, LATTICE_SIDE).to(pictures.dtype)
+        grid = _grid(_smoothed(x * 2**k / scale), _smoothed(y * 2**k / scale), LATTICE_SIDE, LATTICE_SIDE)
         total = total + amplitude / sum(amplitudes) * _sampled(lattice, grid)
     return total
 
 
 def _smoothed(u: Tensor) -> Tensor:
-    """Positions between lattice points, pulled towards them so that linear interpolation becomes smooth."""
+    """Positions pulled towards lattice points, which makes linear interpolation between these smooth."""
     whole = (u - 0.5).floor() + 0.5
     return whole + eased(u - whole)
 
 
 def halved(pictures: Tensor) -> Tensor:
-    """Pictures at half the resolution: the means of four pixels; if a side is odd, its last pixels are repeated."""
+    """Pictures at half the resolution, as means of four pixels; the last pixels of an odd side are repeated."""
     height, width = pictures.shape[2:]
     if height % 2 or width % 2:
         pictures = F.pad(pictures, (0, width % 2, 0, height % 2), mode="replicate")
@@ -133,7 +133,7 @@ def halved(pictures: Tensor) -> Tensor:
 
 
 def doubled(pictures: Tensor, like: Tensor) -> Tensor:
-    """Pictures at twice the resolution, by linear interpolation, cropped to the size of `like`, their original."""
+    """Pictures at twice the resolution, by linear interpolation, cropped to the size of `like`."""
     n, channels, height, width = pictures.shape
     single = pictures.reshape(n * channels, 1, height, width)  # single channels are many times faster to enlarge
     enlarged = F.interpolate(single, scale_factor=2, mode="bilinear", align_corners=False)
@@ -149,9 +149,9 @@ def eased(x: Tensor) -> Tensor:
 def sample_rotated(
     sheet: Tensor, pictures: Tensor, angle: Tensor, width: Tensor | float, height: Tensor | float
 ) -> Tensor:
-    """A sheet `[tests, 1, rows, columns]`, centred and rotated by an angle in radians, sampled at the pictures' pixels.
+    """Sample a sheet `[tests, 1, rows, columns]`, centred and rotated by an angle in radians, at the pictures' pixels.
 
-    width, height: the size of the sheet, in shares of the pictures' shorter side; beyond it the sheet is mirrored.
+    width, height: the size of the sheet, in shares of the pictures' shorter side; beyond it, the sheet is mirrored.
     """
     x, y = places(pictures)
     cos, sin = angle.cos(), angle.sin()

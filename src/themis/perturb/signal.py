@@ -1,8 +1,8 @@
 """Signals and time series: noise, level, filters, timing, gaps and drift.
 
-Signals are `[tests, channels, samples]` in their own unit. Times are shares of the signal's length and frequencies are
-shares of half the sampling rate, so that no perturbation has to know the rate. Levels are relative to each channel: its
-mean is taken for silence, and its standard deviation for its level.
+Signals are `[tests, channels, samples]` in their own unit. Times are shares of the signal's length, and frequencies are
+shares of half the sampling rate, so that no perturbation has to know the rate. Levels are relative to each channel,
+whose mean counts as silence and whose standard deviation is its level.
 """
 
 import math
@@ -17,18 +17,18 @@ from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta, collector, columns
 from themis.perturb.picture import eased
 
-CLEAN_SNR, FADE = 60.0, 10.0
-"""Decibels: at this signal-to-noise ratio there is no noise at all, which fades out over the last few."""
+CLEAN_SNR, FADE_DECIBELS = 60.0, 10.0
+"""Signal-to-noise ratio at which there is no noise at all, and the range below it in which noise fades, in decibels."""
 FLANK_WIDTH = 0.2
-"""Width of the flank of a filter, as a share of its cutoff, and of a gap's, as a share of half its width."""
-MOST_GAPS = 8
-LEAST_WIDTH = 1e-9
-LEAST_POWER = 1e-20
-"""Power that replaces none in a root, so that its slope stays finite."""
+"""Width of a filter's flank as a share of its cutoff, and of a gap's flank as a share of half its width."""
+MAX_GAPS = 8
+MIN_WIDTH = 1e-9
+MIN_POWER = 1e-20
+"""Power that replaces zero under a root, so that the derivative stays finite."""
 BLOCK_SAMPLES = 1024
-"""Samples that are summed first, so that a sum is rounded the same in any batch."""
+"""Samples per partial sum; summing in two steps makes the rounding independent of the batch."""
 Response = Callable[[Tensor], Tensor]
-"""From frequencies to the share of each that passes."""
+"""Maps frequencies to the share of each that passes."""
 
 
 HALF_RATE = "share of half the sampling rate"
@@ -40,7 +40,7 @@ _signal = collector(SIGNAL, is_random=False, inputs="signal", family="signal")
 def signal_noise(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """White noise at a signal-to-noise ratio, which is the same in every channel."""
     (snr,) = columns(theta, signals)
-    amplitude = _from_decibels(-snr) * eased((CLEAN_SNR - snr) / FADE)
+    amplitude = _from_decibels(-snr) * eased((CLEAN_SNR - snr) / FADE_DECIBELS)
     return torch.addcmul(signals, rng.normal(*signals.shape[1:]) * _level(signals), amplitude)
 
 
@@ -72,7 +72,7 @@ def low_pass(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tens
 def high_pass(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Frequencies below a cutoff removed: a thin sound, or a sensor that loses slow changes but not its mean."""
     (cutoff,) = columns(theta, signals)
-    return _filtered(signals, lambda frequency: eased((frequency / (cutoff + LEAST_WIDTH) - 1) / FLANK_WIDTH + 1))
+    return _filtered(signals, lambda frequency: eased((frequency / (cutoff + MIN_WIDTH) - 1) / FLANK_WIDTH + 1))
 
 
 @_signal(
@@ -85,7 +85,7 @@ def band_stop(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Ten
 
     def response(frequency: Tensor) -> Tensor:
         half = width / 2
-        return 1 - eased((half - (frequency - centre).abs()) / (FLANK_WIDTH * half + LEAST_WIDTH))
+        return 1 - eased((half - (frequency - centre).abs()) / (FLANK_WIDTH * half + MIN_WIDTH))
 
     return _filtered(signals, response)
 
@@ -106,17 +106,17 @@ def time_stretch(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> 
 
 @_signal(
     Theta("share", 0.0, 0.2, unit="share of the length", limits=(0, 1)),
-    Theta("gaps", 1.0, MOST_GAPS, 1.0, unit="gaps that share it", limits=(1, MOST_GAPS)),
+    Theta("gaps", 1.0, MAX_GAPS, 1.0, unit="gaps that share it", limits=(1, MAX_GAPS)),
     is_random=True,
 )
 def dropouts(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Gaps at random times, in which all channels fall silent, as when packets are lost or a contact is loose."""
     share, gaps = columns(theta, signals)
-    places = rng.uniform(MOST_GAPS, 1, 1).to(signals.dtype) - 0.5
+    places = rng.uniform(MAX_GAPS, 1, 1).to(signals.dtype) - 0.5
     kept = torch.ones((), dtype=signals.dtype, device=signals.device)
-    for k in range(MOST_GAPS):
+    for k in range(MAX_GAPS):
         half = share / gaps * (gaps - k).clamp(0, 1) / 2
-        kept = kept * (1 - eased((half - (_times(signals) - places[:, k]).abs()) / (FLANK_WIDTH * half + LEAST_WIDTH)))
+        kept = kept * (1 - eased((half - (_times(signals) - places[:, k]).abs()) / (FLANK_WIDTH * half + MIN_WIDTH)))
     return signals - (signals - _mean(signals)) * (1 - kept)
 
 
@@ -134,7 +134,7 @@ def drift(signals: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
 
 
 def _mean(signals: Tensor) -> Tensor:
-    """The mean of each channel, `[tests, channels, 1]`; sums in two steps, which round the same in any batch."""
+    """The mean of each channel, `[tests, channels, 1]`, with rounding that does not depend on the batch."""
     n, channels, samples = signals.shape
     blocks = F.pad(signals, (0, -samples % BLOCK_SAMPLES)).view(n, channels, -1, BLOCK_SAMPLES)
     return blocks.sum(3).sum(2).div(samples)[..., None]
@@ -142,11 +142,11 @@ def _mean(signals: Tensor) -> Tensor:
 
 def _level(signals: Tensor) -> Tensor:
     """The standard deviation of each channel, `[tests, channels, 1]`."""
-    return _mean((signals - _mean(signals)).square()).clamp_min(LEAST_POWER).sqrt()
+    return _mean((signals - _mean(signals)).square()).clamp_min(MIN_POWER).sqrt()
 
 
 def _from_decibels(decibels: Tensor) -> Tensor:
-    """The factor of amplitudes."""
+    """Convert decibels to a factor of amplitudes."""
     return torch.exp(decibels * (math.log(10) / 20))
 
 
@@ -158,9 +158,9 @@ def _times(signals: Tensor) -> Tensor:
 
 
 def _sampled(signals: Tensor, times: Tensor) -> Tensor:
-    """The signals at other times `[tests, 1, samples]`; beyond its ends a signal is mirrored.
+    """Sample the signals at other times `[tests, 1, samples]`; beyond its ends, a signal is mirrored.
 
-    A cubic through the four samples around a time (Catmull and Rom) gives its value.
+    Values are interpolated by a cubic through the four samples around a time (Catmull-Rom).
     """
     samples = signals.shape[2]
     place = times * samples + (samples - 1) / 2
@@ -178,15 +178,15 @@ def _sampled(signals: Tensor, times: Tensor) -> Tensor:
 
 
 def _filtered(signals: Tensor, response: Response) -> Tensor:
-    """The signals with each frequency multiplied by its response, `[tests, 1, frequencies]`; the mean stays.
+    """Multiply each frequency of the signals by its response, `[tests, 1, frequencies]`; the mean is kept.
 
-    A signal is followed by its mirror image, so that its ends do not meet. What is removed is subtracted, so that a
-    filter that passes everything changes nothing.
+    The signal is extended by its mirror image, so that it is continuous when repeated. The part to remove is computed
+    and subtracted, so that a filter that passes everything changes nothing.
     """
     samples = signals.shape[2]
     both = torch.cat([signals, signals.flip(2)], 2)
     is_single = both.shape[0] * both.shape[1] == 1
-    spectrum = torch.fft.rfft(both.expand(2, -1, -1) if is_single else both)  # a single one would round differently
+    spectrum = torch.fft.rfft(both.expand(2, -1, -1) if is_single else both)  # a single signal rounds differently
     frequency = torch.arange(samples + 1, dtype=signals.dtype, device=signals.device).view(1, 1, -1) / samples
     lost = 1 - response(frequency).to(signals.dtype)
     removed: Tensor = torch.fft.irfft(spectrum * torch.where(frequency > 0, lost, 0.0), n=2 * samples)

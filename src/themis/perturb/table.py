@@ -1,8 +1,8 @@
-"""Tables: features of a row take other valid values, or get noise that leaves the valid rows.
+"""Tables: features of a row take other valid values, or get noise that makes the row invalid.
 
-`Features.place` maps a row to the inputs. A feature moves by a share of its range there. The change is discrete, but
-the gradient in theta is that of the same change without rounding, so it is only a guide: the feature that ranks next
-fades in as `count` grows, and an integer moves like a number.
+`Features.place` maps a row to the inputs, where a feature moves by a share of its range. The change is discrete, but
+the gradient in theta is that of a change without rounding and therefore only a guide: the next feature in the order
+fades in as `count` grows, and an integer moves like a real number.
 """
 
 from collections.abc import Callable
@@ -19,19 +19,19 @@ from themis.perturb.perturbation import Perturbation, Theta, collector, columns
 
 
 class FeatureSteps(NamedTuple):
-    """The result of a step for each feature of each row, `[tests, features]`."""
+    """The result of a step of each feature of each row, `[tests, features]`."""
 
     place: Tensor
     is_open: Tensor  # whether the step is permitted and changes the row
 
 
-COUNTED = Theta("count", 0.0, 10.0, unit="features", limits=(0, torch.inf))
+COUNT_THETA = Theta("count", 0.0, 10.0, unit="features", limits=(0, torch.inf))
 AMOUNT_THETA = Theta("amount", 0.02, 0.3, identity=0.02, unit="share of a feature's range", limits=(0, 1))
 TABLE: list[Perturbation] = []
 _table = collector(TABLE, inputs="table", family="table", moves=False)
 
 
-@_table(COUNTED, AMOUNT_THETA, is_smooth=False)
+@_table(COUNT_THETA, AMOUNT_THETA, is_smooth=False)
 def edit(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Some features of a table row, chosen at random, take another valid value, in a direction they may change.
 
@@ -47,7 +47,7 @@ def edit(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     return _change(inputs, theta, features, place, torch.where(up.is_open | down.is_open, order, torch.inf))
 
 
-@_table(COUNTED, AMOUNT_THETA, is_random=False, passes=3, needs_gradient=True, is_smooth=False)
+@_table(COUNT_THETA, AMOUNT_THETA, is_random=False, passes=3, needs_gradient=True, is_smooth=False)
 def edit_worst(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """The features of a table row whose change is expected to raise the model's loss most take another valid value.
 
@@ -86,7 +86,7 @@ def _ends(inputs: Tensor, features: Features) -> tuple[Tensor, Tensor]:
 
 
 def _steps(inputs: Tensor, theta: Tensor, features: Features) -> tuple[FeatureSteps, FeatureSteps]:
-    """Each feature's valid value that lies `amount` of its range above, and the one below."""
+    """The valid value of each feature that is `amount` of its range above the current one, and the one below."""
     dtype = inputs.dtype if features.axes is None else torch.float64
     limits = features.limits(inputs.device, dtype)
     here, low, high = inputs.detach().to(dtype), features.place(limits.low), features.place(limits.high)
@@ -97,7 +97,7 @@ def _steps(inputs: Tensor, theta: Tensor, features: Features) -> tuple[FeatureSt
         reached = further(features.value(moved).round(), value + sign).clamp_(limits.low, limits.high)
         place = further(torch.where(limits.is_number, moved, features.place(reached)), here).to(inputs.dtype)
         is_open = may_change & (place != inputs)
-        if features.axes is not None:  # there, a place may differ from that of a value by rounding
+        if features.axes is not None:  # a place on an axis may differ from that of its value by rounding
             is_open &= limits.is_number | (reached != value)
         return FeatureSteps(place, is_open)
 
@@ -105,7 +105,7 @@ def _steps(inputs: Tensor, theta: Tensor, features: Features) -> tuple[FeatureSt
 
 
 def _other_category(inputs: Tensor, features: Features, share: Tensor, place: Tensor) -> Tensor:
-    """Where each category lies that is chosen among the others by a share of 0..1; `place` for other features."""
+    """The place of another category, chosen by a share in 0..1; for features without categories, `place`."""
     limits = features.limits(inputs.device, torch.float64)
     n_others = limits.high - limits.low
     value = features.value(inputs.detach().double()).round() - limits.low
@@ -130,13 +130,13 @@ def _change(inputs: Tensor, theta: Tensor, features: Features, place: Tensor, or
     is_free = ~(limits.is_binary | limits.is_category)[first]
     step = weight * (after - before + is_free * (moved - moved.detach()))
     relaxed = inputs + torch.zeros_like(inputs, dtype=step.dtype).scatter(1, first, step)
-    return changed - (relaxed.detach() - relaxed).to(inputs.dtype)  # subtracts a zero that has the slope
+    return changed - (relaxed.detach() - relaxed).to(inputs.dtype)  # subtracts a zero with the gradient
 
 
 def _first(order: Tensor, count: Tensor) -> Tensor:
-    """The first features by `order`, `[tests, n]`, where n is enough for every `count`; of equal ones the leftmost."""
+    """The first features by `order`, leftmost first if equal, `[tests, n]`, where n is enough for every `count`."""
     n = order.shape[1]
-    n_first = n if count.is_cuda else min(n, int(count.detach().max()) + 1)  # reading it would wait for a GPU
+    n_first = n if count.is_cuda else min(n, int(count.detach().max()) + 1)  # reading count would wait for the GPU
     bits = order.float().view(torch.int32).long()  # the bits of positive floats have the same order
     key = (bits << 32) + torch.arange(n, device=order.device)
     return key.topk(n_first, dim=1, largest=False).indices

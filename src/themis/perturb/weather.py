@@ -12,10 +12,10 @@ from themis.perturb.context import Context
 from themis.perturb.perturbation import Perturbation, Theta, collector, columns
 from themis.perturb.picture import LUMA, eased, field, places, sample_rotated, side, warp, weighted_sum
 
-DETAIL = 56
-"""Pixels along the shorter side at which clouds are drawn at most."""
-HORIZON = 0.6
-"""Share of the height, from the bottom."""
+MAX_CLOUD_SIDE = 56
+"""Largest shorter side, in pixels, at which clouds are drawn; they are enlarged for larger pictures."""
+HORIZON_HEIGHT = 0.6
+"""Height of the horizon, as a share of the picture's height."""
 
 
 WEATHER: list[Perturbation] = []
@@ -35,14 +35,14 @@ def fog(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     density, patchiness, scale = columns(theta, inputs)
     banks = 1 + patchiness * (eased(_clouds(inputs, rng, scale) * 2 - 0.5) * 2 - 1)
     up = 0.5 - places(inputs)[1] * (side(inputs) / inputs.shape[2])
-    depth = 0.35 + 0.65 * eased(up / HORIZON)
+    depth = 0.35 + 0.65 * eased(up / HORIZON_HEIGHT)
     return _mixed(inputs, (-density * depth * banks).exp(), (0.85, 0.85, 0.85))
 
 
 def _clouds(pictures: Tensor, rng: Rng, scale: Tensor) -> Tensor:
-    """A smooth random field, drawn no finer than necessary."""
+    """A smooth random field, drawn at no higher resolution than necessary."""
     height, width = pictures.shape[2:]
-    times = max(1, side(pictures) // DETAIL)
+    times = max(1, side(pictures) // MAX_CLOUD_SIDE)
     coarse = pictures.new_empty(len(pictures), 1, -(-height // times), -(-width // times))
     clouds = field(coarse, rng, scale, octaves=3)
     return F.interpolate(clouds, (height, width), mode="bilinear", align_corners=False) if times > 1 else clouds
@@ -152,7 +152,7 @@ def as_grey(pictures: Tensor) -> Tensor:
 
 
 def _mixed(pictures: Tensor, share: Tensor, colour: tuple[float, float, float]) -> Tensor:
-    """A `share` of the pictures' light, and light of a colour, or of its grey, in place of the rest."""
+    """Keep a `share` of the pictures' light, and replace the rest by a colour, or by its grey if there is no colour."""
     rest = 1 - share
     if pictures.shape[1] == 3 and len(set(colour)) > 1:
         parts = zip(pictures.chunk(3, 1), colour, strict=True)
@@ -161,26 +161,26 @@ def _mixed(pictures: Tensor, share: Tensor, colour: tuple[float, float, float]) 
     return (pictures * share).add_(rest * grey)
 
 
-# Drops and flakes lie on a lattice, one per cell, at a random position inside it. So a layer of them takes a few passes
-# over its pixels, however many there are. Those that fall are drawn upright on a sheet, which is then rotated.
+# Drops and flakes lie on a lattice, one per cell, at a random position inside the cell. A layer therefore takes a few
+# passes over its pixels, however many drops it has. Falling drops are drawn upright on a sheet, which is then rotated.
 
-SOFT = 0.25
-"""Share of the drops that are partly visible at any density, which makes the result smooth in the density."""
-SMALL = 64
-"""Shorter side in pixels up to which single pixels matter."""
+SOFT_SHARE = 0.25
+"""Share of the drops that are only partly visible, which makes the result smooth in the density."""
+SMALL_SIDE = 64
+"""Shorter side, in pixels, up to which single pixels matter."""
 SHEET_MARGIN = 1.15
 """Size of the sheet relative to the picture."""
 DROP_SPREAD = 0.45
-"""Standard deviation of the drops on a lens around their centre, a share of the shorter side."""
+"""Standard deviation of drops on a lens around their centre, as a share of the shorter side."""
 LONGEST_STREAK = 0.5
-"""Length of the cells of the nearest streaks, a share of the shorter side."""
+"""Length of the cells of the nearest streaks, as a share of the shorter side."""
 
 
 class DropLayer(NamedTuple):
     """A layer of drops or flakes; layers are ordered from near to far."""
 
     size: float
-    """Relative to the nearest layer."""
+    """The size of drops relative to the nearest layer."""
     opacity: float
     share: float = 1.0
     """The share of cells that can have a drop."""
@@ -204,7 +204,7 @@ def rain(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
     """Streaks of falling rain, large near the camera and fine far away, and the grey veil of the rain behind them."""
     density, length, angle, brightness, depth = columns(theta, inputs)
     unit, pixel = _grain(inputs)
-    step = max(1.0, 0.012 * unit)  # a streak has no detail along its length
+    step = max(1.0, 0.012 * unit)  # rows may be coarse, because a streak has no detail along its length
     sheet = _sheet(inputs, step)
     streaks = torch.zeros_like(density)
     for k, layer in enumerate(STREAKS):
@@ -241,8 +241,8 @@ def snow(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tensor:
 
 
 def _grain(pictures: Tensor) -> tuple[int, int]:
-    """Columns of the sheet per shorter side and per pixel; small pictures get two columns per pixel."""
-    pixel = 1 if side(pictures) > SMALL else 2
+    """Columns of the sheet per shorter side and per pixel; small pictures have two columns per pixel."""
+    pixel = 1 if side(pictures) > SMALL_SIDE else 2
     return side(pictures) * pixel, pixel
 
 
@@ -262,13 +262,13 @@ def _drops(
     opacity: Tensor,
     layer: DropLayer,
 ) -> Tensor:
-    """A layer of drops with this opacity in their middle, `[tests, 1, rows, columns]`.
+    """A layer of drops, `[tests, 1, rows, columns]`; `opacity` is that of their centres.
 
-    cell: rows and columns per cell; half: half the size of the largest drops, in rows and columns.
+    cell: rows and columns per cell. half: half the size of the largest drops, in rows and columns.
     """
     down, across = (math.ceil(total / size) for total, size in zip(sheet, cell, strict=True))
     chance, row, column, small = rng.uniform(4, down, 1, across, 1).to(density.dtype).unbind(1)
-    presence = eased((density[:, :, None] * (1 + SOFT) - chance / layer.share) / SOFT) * opacity[:, :, None]
+    presence = eased((density[:, :, None] * (1 + SOFT_SHARE) - chance / layer.share) / SOFT_SHARE) * opacity[:, :, None]
 
     def profile(reach: Tensor, position: Tensor, n: int, shape: tuple[int, ...]) -> Tensor:
         reach = (reach[:, :, None] * (0.6 + 0.4 * small)).clamp(max=n / 2)
@@ -301,7 +301,7 @@ def raindrops(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tens
     hidden, shade, glint, beside, under = _domes(inputs, rng, (x, y), count, radius, cell=0.25)
     refracted = hidden * shade
     right, below = right - refraction * beside, below - refraction * under
-    if side(inputs) > SMALL:  # fine drops between them, if they are visible
+    if side(inputs) > SMALL_SIDE:  # fine drops in between would not be visible in smaller pictures
         clear = 1 - hidden
         inside, shade, _, beside, under = _domes(inputs, rng, (x, y), count * 6, radius * 0.3, cell=0.085)
         hidden, refracted = hidden + clear * inside, refracted + clear * inside * shade
@@ -313,10 +313,10 @@ def raindrops(inputs: Tensor, theta: Tensor, rng: Rng, context: Context) -> Tens
 def _domes(
     pictures: Tensor, rng: Rng, middle: tuple[Tensor, Tensor], count: Tensor, radius: Tensor, cell: float
 ) -> tuple[Tensor, ...]:
-    """About `count` drops on the lens around `middle`, per pixel.
+    """About `count` drops on the lens around `middle`, as properties of each pixel.
 
-    Whether a drop covers it, how much light the drop transmits and reflects, and the offset from the centre of the drop
-    to the right and below.
+    Returns whether a drop covers the pixel, how much light the drop transmits and reflects, and the offsets from the
+    centre of the drop to the right and below.
     """
     height, width = pictures.shape[2:]
     unit = side(pictures)
@@ -326,7 +326,7 @@ def _domes(
     chance, row, column, small = rng.uniform(4, down, 1, across, 1).to(pictures.dtype).unbind(1)
     share = _distribution(middle[1], down, size / unit, height / unit).view(-1, down, 1, 1, 1)
     share = share * _distribution(middle[0], across, size / unit, width / unit).view(-1, 1, 1, across, 1)
-    presence = eased((share * count[:, :, None] * (1 + SOFT) - chance) / SOFT)
+    presence = eased((share * count[:, :, None] * (1 + SOFT_SHARE) - chance) / SOFT_SHARE)
     reach = (radius[:, :, None] * (0.55 + 0.45 * small)).clamp(max=room) * (0.4 + 0.6 * presence)
     at = (torch.arange(size, dtype=pictures.dtype, device=pictures.device) + 0.5) / unit - room
     below = (at.view(-1, 1, 1) - (2 * row - 1) * (room - reach)) / reach
@@ -346,10 +346,10 @@ def _distribution(middle: Tensor, cells: int, size: float, length: float) -> Ten
     """The distribution of the drops over rows or columns of cells, `[tests, cells]`; it sums to 1."""
     at = (torch.arange(cells, dtype=middle.dtype, device=middle.device) + 0.5) * size - length / 2
     weight = (((at - middle[:, 0, 0]) / DROP_SPREAD).square() * -0.5).exp()
-    return weight / weight.cumsum(1)[:, -1:]  # adds in the same order for any number of tests
+    return weight / weight.cumsum(1)[:, -1:]  # unlike sum, adds in the same order for any number of tests
 
 
 def _veiled(pictures: Tensor, far: float, veil: Tensor, near: float, alpha: Tensor) -> Tensor:
-    """A veil of the grey `far` over the pictures, and `near` on top of it, in one pass."""
+    """Cover the pictures with a veil of grey `far`, and then with grey `near` of opacity `alpha`, in one pass."""
     light = alpha * (near - veil * far) + veil * far
     return (pictures * ((1 - alpha) * (1 - veil))).add_(light)

@@ -1,1 +1,1 @@
-"""What people see of a run: the HTML report, the live page, progress in the terminal, and gates."""
+"""Presenting runs: the HTML report, progress in the terminal, tables, trackers and gates."""

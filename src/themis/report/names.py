@@ -1,4 +1,4 @@
-"""Names for what a run stores as numbers: the features of a table and their changes, the model, settings."""
+"""Names for what a run stores: a table's features and their changes, the model, settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def feature_names(run: Reader) -> list[str] | None:
-    """The names of a table's columns as recorded by a run under a perturbation of tables; None if there are none."""
+    """The recorded names of a table's columns; None for runs on other data."""
     recorded = run.record.get("feature_names") or ()  # unnamed columns are recorded by their number
     return [f"feature {name}" if str(name) == str(k) else str(name) for k, name in enumerate(recorded)] or None
 
@@ -29,7 +29,7 @@ def subject_of(record: dict[str, Any]) -> str:
 
 
 def describe_settings(origin: dict[str, Any] | None, settings: dict[str, Any]) -> list[tuple[str, str]]:
-    """Where a campaign comes from, as far as it is known, and its settings, by name and as text."""
+    """The recorded origin of a campaign, if there is one, and its settings, as (name, text)."""
     given = {name: value for name, value in (origin or {}).items() if value not in (None, "", [])}
     return [(name, as_text(value)) for name, value in {**given, **settings}.items()]
 
@@ -45,13 +45,13 @@ def as_text(value: Any) -> str:
     return ", ".join(map(as_text, value)) if isinstance(value, list | tuple) else str(value)
 
 
-MAX_CHANGES = 24
-"""Features listed per fault, those that changed most."""
+MAX_LISTED_CHANGES = 24
+"""Features listed per fault, starting with those that changed most."""
 
 
 @dataclass(frozen=True)
 class FeatureChanges:
-    """How many features of an input changed, and those that changed most as (name, before, after)."""
+    """How many of an input's features changed, and those that changed most as (name, before, after)."""
 
     n: int
     of: int
@@ -59,13 +59,13 @@ class FeatureChanges:
 
 
 def feature_changes(tensors: Tensors, names: Sequence[str] | None, record: dict[str, Any]) -> FeatureChanges:
-    """The changes of a table row, with categories by name and values in their original unit, as far as recorded."""
+    """The changes of a table row, with names of categories and values in their original unit if these are recorded."""
     axes = record.get("feature_axes") or {}
     categories = [column["values"] for column in (record.get("coding") or {}).get("columns", ())]
     before, after = tensors.clean_inputs[0].flatten().double(), tensors.inputs[0].flatten().double()
     distance = (after - before).abs().nan_to_num(float("inf"))
     n = int((distance > 0).sum())
-    largest = distance.argsort(descending=True, stable=True)[: min(n, MAX_CHANGES)].tolist()
+    largest = distance.argsort(descending=True, stable=True)[: min(n, MAX_LISTED_CHANGES)].tolist()
     known = names if names is not None and len(names) == len(before) else None
     if axes:
         low, reach = (before.new_tensor(axes[name]) for name in ("low", "reach"))
@@ -82,6 +82,6 @@ def feature_changes(tensors: Tensors, names: Sequence[str] | None, record: dict[
 
 
 def _number(value: Tensor) -> float | str:
-    """Six digits; as text if it is not finite, which JSON cannot hold."""
+    """A value with six digits; as text if it is not finite, because JSON cannot represent it."""
     number = float(value)
     return float(f"{number:.6g}") if abs(number) < float("inf") else str(number)

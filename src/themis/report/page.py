@@ -1,4 +1,4 @@
-"""The report of a run: everything that it shows, and the page as one HTML file that needs no network connection."""
+"""The report of a run: its contents, and the page as one HTML file that needs no network connection."""
 
 import json
 from base64 import b64encode
@@ -21,14 +21,7 @@ from torch import Tensor
 
 from themis.reading import items, number, optional, read_json, record, text, whole
 from themis.report.gates.results import read_gates
-from themis.report.names import (
-    FeatureChanges,
-    as_text,
-    describe_settings,
-    feature_changes,
-    feature_names,
-    subject_of,
-)
+from themis.report.names import FeatureChanges, as_text, describe_settings, feature_changes, feature_names, subject_of
 from themis.runs import estimates
 from themis.runs.analysis.groups import group
 from themis.runs.analysis.review import read_review
@@ -60,24 +53,24 @@ MAX_ROUNDS = 400
 MAX_ROWS = 20_000
 """Faults that a page lists, the most telling first."""
 MAX_LISTED_ANSWERS = 24
-"""Rows and columns of the answer matrix; rarer answers are combined in one more."""
-OTHER = "other"
+"""Rows and columns of the answer matrix; rarer answers share one further row or column."""
+OTHER_ANSWERS = "other"
 _INTEGERS = ("id", "seed_id", "round", "label", "clean_answer", "answer")
 _REALS = tuple(column.name for column in PLAIN_COLUMNS if column.type == "float")
-DETAILS = [(column.name, column.title) for column in PLAIN_COLUMNS if column.title]
-"""The columns among the details of a fault, and how the page calls them."""
+DETAIL_COLUMNS = [(column.name, column.title) for column in PLAIN_COLUMNS if column.title]
+"""The columns among the details of a fault, with their labels on the page."""
 
 
 @dataclass(frozen=True)
 class ShellCommand:
-    """A command that a reader of the report can run, and what it does."""
+    """A command that a reader of the report can run, and its purpose."""
 
     command: str
     purpose: str
 
 
 class ReportView(SimpleNamespace):
-    """All contents of a report, by the names that the script of the page uses; `read_view` says what they are."""
+    """The contents of a report, by the names that the script of the page uses; `read_view` explains them."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for `json.dumps`, as the script of the page reads it."""
@@ -85,7 +78,7 @@ class ReportView(SimpleNamespace):
 
 
 def read_view(run: Reader | str | Path, *, most_pictures: int = MAX_PICTURES) -> ReportView:
-    """Read all that a report shows from a run, with the inputs of the first `most_pictures` faults."""
+    """Read the contents of a run's report, with the inputs of the first `most_pictures` faults."""
     if isinstance(run, str | Path):
         with closing(Reader(run, is_brief=True)) as opened:
             return read_view(opened, most_pictures=most_pictures)
@@ -125,13 +118,7 @@ def read_view(run: Reader | str | Path, *, most_pictures: int = MAX_PICTURES) ->
         theta=run.record["theta"],
         counts=counts,
         verdict=write_verdict(
-            perturbation,
-            task,
-            counts,
-            clean,
-            rate,
-            constant=start.get("constant"),
-            is_running=state == "running",
+            perturbation, task, counts, clean, rate, constant=start.get("constant"), is_running=state == "running"
         ),
         stop=run.stop_sentence(summary, state),
         decision=decision and decision.clause,  # with --decide
@@ -203,7 +190,7 @@ def _reach(last: Round | None) -> dict[str, Any] | None:
 
 
 def _rounds(rounds: Sequence[Round]) -> list[dict[str, Any]]:
-    """The points of the curves: all rounds, or every n-th and the last if there are more than `MAX_ROUNDS`."""
+    """The points of the curves: all rounds, or every n-th round and the last if there are more than `MAX_ROUNDS`."""
     step = -(-len(rounds) // MAX_ROUNDS) or 1
     return [
         {
@@ -235,7 +222,7 @@ def _layers(
 def _commands(
     run: Reader, state: str, last: Round | None, gates: dict[str, Any] | None
 ) -> tuple[ShellCommand | None, list[ShellCommand]]:
-    """The command that pays off most, judging by what the campaign has shown, and all that a reader may want."""
+    """The most useful next command, given the result of the campaign, and all commands that a reader may want."""
     folder, has_faults, has_origin = quote(str(run.path)), bool(last and last.faults), run.record["origin"] is not None
     again = ShellCommand(f"themis run --config {folder}/config.yaml --out again", "Run the same campaign again")
     resume = ShellCommand(f"themis resume {folder}", "Resume the campaign where it stopped")
@@ -268,17 +255,17 @@ class FaultRows:
     """The faults that a page lists."""
 
     columns: dict[str, list[Any]]
-    """One value per listed fault and column; None if unknown or not finite.
+    """One value per column and listed fault; None if it is unknown or not finite.
 
-    Besides columns of a fault, and `theta` with one column per dimension: `uniform`, 1 for faults of the uniform
-    stream; `layer`, the index of the layer with the largest share of the sensitivity; `kept`, 1 if the input was kept;
-    `strength`; `group`, the index of the group of related faults, -1 without one."""
+    These are columns of a fault, `theta` with one column per dimension, and `strength`; `uniform`, 1 for faults of the
+    uniform stream; `layer`, the index of the layer with the largest share of the sensitivity; `kept`, 1 if the input
+    was stored; `group`, the index of the group of related faults, or -1."""
     n: int
-    """All faults of the run."""
+    """The number of faults of the run."""
     n_listed: int
     shares: list[float]
     """The share of the sensitivity in each layer, averaged over the listed faults."""
-    details: list[tuple[str, str]] = field(default_factory=lambda: DETAILS)
+    details: list[tuple[str, str]] = field(default_factory=lambda: DETAIL_COLUMNS)
 
 
 def read_rows(run: Reader, groups: Mapping[int, int], max_rows: int = MAX_ROWS) -> FaultRows:
@@ -308,7 +295,7 @@ def read_rows(run: Reader, groups: Mapping[int, int], max_rows: int = MAX_ROWS) 
 
 
 def answer_matrix(run: Reader) -> dict[str, list[Any]]:
-    """How many distinct faults and faults turn which clean answer (row, None for none) into which (column)."""
+    """The numbers of distinct faults and of all faults by clean answer (row, may be None) and wrong answer (column)."""
     counts = run.select(
         "clean_answer, answer, count(DISTINCT seed_id), count(*)", "1 GROUP BY clean_answer, answer", order="1, 2"
     )
@@ -316,21 +303,21 @@ def answer_matrix(run: Reader) -> dict[str, list[Any]]:
     columns = _most_frequent([(answer, n) for _, answer, n, _ in counts])
     distinct, faults = ([[0] * len(columns) for _ in rows] for _ in range(2))
     for clean, answer, n_distinct, n in counts:
-        r = rows.index(clean if clean in rows else OTHER)
-        c = columns.index(answer if answer in columns else OTHER)
+        r = rows.index(clean if clean in rows else OTHER_ANSWERS)
+        c = columns.index(answer if answer in columns else OTHER_ANSWERS)
         distinct[r][c] += n_distinct
         faults[r][c] += n
     return {"rows": rows, "columns": columns, "distinct": distinct, "faults": faults}
 
 
 def _most_frequent(pairs: Iterable[tuple[int | None, int]]) -> list[Any]:
-    """The most frequent answers in ascending order, followed by `OTHER` if there are more."""
+    """The most frequent answers in ascending order, followed by `OTHER_ANSWERS` if there are more."""
     totals: Counter[int | None] = Counter()
     for answer, n in pairs:
         totals[answer] += n
     ordered = [answer for answer, _ in totals.most_common(MAX_LISTED_ANSWERS)]
     ordered.sort(key=lambda answer: -2 if answer is None else answer)
-    return [*ordered, OTHER] if len(totals) > MAX_LISTED_ANSWERS else [*ordered]
+    return [*ordered, OTHER_ANSWERS] if len(totals) > MAX_LISTED_ANSWERS else [*ordered]
 
 
 def rounded(value: float | None) -> float | None:
@@ -360,7 +347,7 @@ def _check_curve(curve: Any, place: str) -> None:
 
 
 _SHRUNK = record({}, {"robustness": optional(_check_curve)})
-AS_FOUND = (
+UNSHRUNK_CAVEAT = (
     "The curve uses the weakest fault of each seed as the campaign found it. Weaker disturbances may break seeds too; "
     "themis shrink --curve searches for them."
 )
@@ -369,7 +356,7 @@ AS_FOUND = (
 def breaking_curve(run: Reader, n_seeds: int) -> dict[str, Any] | None:
     """The points (strength, share of seeds not broken up to it), with the ends of the 95% interval if it is known.
 
-    They are those of `themis shrink --curve` if it was run, otherwise of the faults as found. None without faults.
+    They come from `themis shrink --curve` if it was run, otherwise from the faults as found. None without faults.
     """
     problem = "is damaged ({}): remove it, and write it again with themis shrink"
     shrunk = read_json(run.path / SHRUNK_FILE, _SHRUNK, problem) or {}
@@ -389,11 +376,11 @@ def breaking_curve(run: Reader, n_seeds: int) -> dict[str, Any] | None:
     points = [[0.0, 1.0], *([strength, 1 - (k + 1) / n_seeds] for k, strength in enumerate(weakest))]
     points.append([1.0, points[-1][1]])
     median = next((strength for strength, share in points if share <= 0.5), None)
-    return {"source": AS_FOUND, "points": _thinned(points), "unit": "", "median": median}
+    return {"source": UNSHRUNK_CAVEAT, "points": _thinned(points), "unit": "", "median": median}
 
 
 def _weakest(run: Reader) -> list[float]:
-    """The least strength at which each seed that failed was broken, ascending."""
+    """The smallest strength that broke each failing seed, ascending."""
     columns = ", ".join(["seed_id", *(theta_column(name) for name in run.theta)])
     weakest: dict[float, float] = {}
     for rows in run.batches(f"{columns} FROM faults ORDER BY id"):
@@ -413,7 +400,7 @@ def _thinned(points: list[list[float]]) -> list[list[float | None]]:
 # The inputs of faults: pictures, or the features that changed
 
 MAX_PICTURE_BYTES = 4 << 20
-"""Of all pictures together; those of the most telling faults come first."""
+"""Size of all pictures of a page together; those of the most telling faults come first."""
 STRIP_SIDE = 4 * MAX_PICTURE_SIDE
 """Pixels of the longer side of the frames of a clip, side by side."""
 INPUTS_PER_READ = 250
@@ -421,7 +408,10 @@ INPUTS_PER_READ = 250
 
 @dataclass(frozen=True)
 class ShownInputs:
-    """Pictures as data URIs by seed id and by fault id (a signal's with the clean one), or the changed features."""
+    """Clean pictures by seed id and disturbed ones by fault id, as data URIs, or the changed features.
+
+    The picture of a disturbed signal includes the clean one.
+    """
 
     kind: str = "none"
     """pictures, clips, signals, features or none."""
@@ -434,7 +424,7 @@ class ShownInputs:
 def read_inputs(
     run: Reader, ids: Sequence[int], seed_ids: Sequence[int], max_faults: int, names: Sequence[str] | None
 ) -> ShownInputs:
-    """The stored inputs of the first `max_faults` of the faults. `names` are the names of the features."""
+    """The stored inputs of the first `max_faults` faults; `names`: the names of a table's features."""
     kind, shape, size = "none", None, 0
     clean: dict[int, str] = {}
     disturbed: dict[int, str] = {}
@@ -481,21 +471,21 @@ def _draw(inputs: Tensor, bounds: tuple[float, float], boxes: Tensor | None = No
 
 # The page
 
-REPORT = "report.html"
+REPORT_FILE = "report.html"
 SCRIPTS = ("elements.js", "charts.js", "sections.js", "gallery.js", "boot.js")
 _UNSAFE = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
 def render(view: ReportView, *, live: str | None = None) -> str:
-    """The HTML page of a view. With `live` the page fetches the view again from that address every two seconds."""
+    """The HTML page of a view; with `live`, the page fetches the view again from that address every two seconds."""
     return render_page(f"{view.perturbation} on {view.subject}", view.as_json(), SCRIPTS, live=live)
 
 
 def render_page(title: str, view: dict[str, Any], scripts: tuple[str, ...], *, live: str | None = None) -> str:
-    """An HTML page that its scripts draw from a view.
+    """An HTML page whose scripts draw a view.
 
-    The view is embedded as JSON and drawn as text by the script of the page. The content security policy of the page
-    allows this script and, if `live` is given, requests to the server; nothing else may run or be fetched.
+    The view is embedded as JSON, and its texts are inserted as text, never as HTML. The content security policy allows
+    only these scripts and, if `live` is given, requests to the server; nothing else may run or be fetched.
     """
     script, style = _script(scripts), asset("page.css")
     connect = "" if live is None else " connect-src 'self';"
@@ -516,8 +506,8 @@ def render_page(title: str, view: dict[str, Any], scripts: tuple[str, ...], *, l
 def write_report(
     run: str | Path, out: Path | None = None, *, most_pictures: int = MAX_PICTURES, replaces: bool = False
 ) -> Path:
-    """Write the report of a run, by default into its folder; return its path. `replaces`: also what is no report."""
-    path = Path(run) / REPORT if out is None else Path(out)
+    """Write the report of a run, by default into its folder; return its path. replaces: see `check_free`."""
+    path = Path(run) / REPORT_FILE if out is None else Path(out)
     if out is not None:
         check_free(path, replaces=replaces)  # before the work
     remedy = "remove it, or replace it with --force" if out is None else REPLACE_REMEDY
@@ -527,7 +517,7 @@ def write_report(
 
 
 def source_of(text: str) -> str:
-    """A script or a style by its hash, as a content security policy names it."""
+    """The hash of a script or a style, as a content security policy names it."""
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 

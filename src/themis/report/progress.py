@@ -23,15 +23,15 @@ from themis.runs.display.text import opening, round_line, summary_lines
 from themis.runs.run import Round, Run, Start
 from themis.text import ForeignStream, counted, printable, wrapped
 
-PLAIN_SECONDS = 5.0
-"""Minimum time between two plain lines."""
+PLAIN_LINE_SECONDS = 5.0
+"""Minimum time between two plain lines, where there is no terminal."""
 
 
 class StepBar:
     """A progress bar over steps in a terminal, and occasional plain lines elsewhere."""
 
     def __init__(self, console: Console, *more: ProgressColumn, columns: Sequence[ProgressColumn] = ()) -> None:
-        """columns: of the bar, by default with the steps done and the elapsed time; `more` are to their right."""
+        """columns: by default a bar, the number of steps done and the elapsed time; `more` columns follow them."""
         self.console = console
         self.columns = [*(columns or (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())), *more]
         self._live: Progress | None = None
@@ -49,16 +49,16 @@ class StepBar:
             self._live = Progress(*self.columns, shown, console=self.console, transient=True)
             self._task = self._live.add_task("", total=n, completed=n_done, line=line)
             self._live.start()
-            for name in ("stdout", "stderr"):  # what others print meanwhile cannot control the terminal either
+            for name in ("stdout", "stderr"):  # the output of other packages must not control the terminal
                 if isinstance(getattr(sys, name), FileProxy):
                     proxy: Any = getattr(sys, name)
                     setattr(sys, name, ForeignStream(proxy, proxy))  # until the bar stops
 
     def say(self, line: str, plain: str, n_done: float | None) -> None:
-        """Show a line beside the bar; without a bar, print `plain` unless a line was printed a moment ago."""
+        """Show a line beside the bar; without a bar, print `plain`, but not more often than every few seconds."""
         if self._live is not None:
             self._live.update(self._task, line=printable(line), completed=n_done)
-        elif perf_counter() - self._printed >= PLAIN_SECONDS:
+        elif perf_counter() - self._printed >= PLAIN_LINE_SECONDS:
             self._printed = perf_counter()
             self.note(plain)
 

@@ -1,4 +1,4 @@
-"""A contact sheet: an input under perturbations, one row each, with the strength increasing from left to right."""
+"""A contact sheet of an input: one row per perturbation, with the strength increasing from left to right."""
 
 import math
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from themis.measure.distance import ssim
 from themis.perturb.names import disturb
 from themis.perturb.perturbation import Perturbation, check_fits
 from themis.runs.display.fault import curves, is_signal, to_pixels
-from themis.runs.display.figure import INK, QUIET, blank_figure, save_figure
+from themis.runs.display.figure import BLACK, GREY, blank_figure, save_figure
 
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)
 
 
 def strengthened(perturbation: Perturbation, strength: float) -> dict[str, float]:
-    """Theta at a share of the way from the identity to the bound that is further away, or the upper one of two."""
+    """Theta at a share of the way from its identity to the bound that is further away, or to the upper one if equal."""
     theta = {}
     for dimension in perturbation.theta:
         identity = dimension.identity
@@ -75,8 +75,8 @@ def draw_sheet(
 
     for k, perturbation in enumerate(perturbations):
         draw(k, 0, picture)
-        write(k, 0, "\n".join(names[k]), fontsize=9.5, color=INK, weight="bold")
-        write(k, 0, "\n".join(thetas[k]), 0.165 * len(names[k]), fontsize=6, color=QUIET)
+        write(k, 0, "\n".join(names[k]), fontsize=9.5, color=BLACK, weight="bold")
+        write(k, 0, "\n".join(thetas[k]), 0.165 * len(names[k]), fontsize=6, color=GREY)
         for column, strength in enumerate(strengths, 1):
             theta = strengthened(perturbation, strength)
             disturbed = disturb(perturbation, picture[None], theta, noise_seed=noise_seed, bounds=bounds)
@@ -84,7 +84,7 @@ def draw_sheet(
             similarity = float(ssim(picture[None], disturbed, bounds)[0])
             lines = wrap(", ".join(f"{value:.2g}" for value in theta.values()), 40)
             lines += [] if math.isnan(similarity) else [f"SSIM {similarity:.2f}"]
-            write(k, column, "\n".join(lines), fontsize=6, color=QUIET)
+            write(k, column, "\n".join(lines), fontsize=6, color=GREY)
     for column, head in enumerate(("clean", *(f"strength {strength:g}" for strength in strengths))):
-        figure.text((0.05 + wide * column) / width, 1 - 0.2 / height, head, fontsize=9, color=QUIET)
+        figure.text((0.05 + wide * column) / width, 1 - 0.2 / height, head, fontsize=9, color=GREY)
     save_figure(figure, file, dpi=100, format=format)

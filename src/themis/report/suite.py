@@ -1,4 +1,4 @@
-"""The report of a suite: everything that its page shows, and the page as a single HTML file."""
+"""The report of a suite: its contents, and the page as a single HTML file."""
 
 from contextlib import closing
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import Any
 from themis.errors import ThemisError
 from themis.report.gates.results import read_gates
 from themis.report.names import describe_settings, feature_names, subject_of
-from themis.report.page import REPORT, ShellCommand, read_inputs, render_page, write_report
+from themis.report.page import REPORT_FILE, ShellCommand, read_inputs, render_page, write_report
 from themis.runs.fault import name_answer, name_outcome
 from themis.runs.store.files import REPLACE_REMEDY, check_free, json_safe, write_fresh
 from themis.runs.store.reader import Reader
@@ -18,15 +18,15 @@ from themis.suites.definition import suite_title
 from themis.text import counted, percent
 
 SUITE_SCRIPTS = ("elements.js", "charts.js", "suite.js", "boot.js")
-MEMBER_PICTURES = 60
-"""Faults with pictures in the report of a member, by default."""
-N_SLICES = 12
-FRAGILE = 0.05
-"""A fault rate from which the verdict says that the model breaks."""
+MAX_MEMBER_PICTURES = 60
+"""Faults with pictures in the report of a member."""
+MAX_SLICES = 12
+FRAGILE_RATE = 0.05
+"""Above this fault rate, the verdict counts a perturbation among those that break the model."""
 
 
 def read_suite_view(suite: result.SuiteRun, errors: result.CorruptionErrors | None = None) -> dict[str, Any]:
-    """Everything that the page of a suite shows, as plain data for `json.dumps`. errors: relative to a baseline."""
+    """The contents of a suite's page, as plain data for `json.dumps`. errors: errors relative to a baseline."""
     record, rows, grades = suite.record, suite.rows, suite.grades
     commands = _commands(suite)
     gates = read_gates(suite.path, suite.tests)
@@ -43,7 +43,9 @@ def read_suite_view(suite: result.SuiteRun, errors: result.CorruptionErrors | No
             "sentences": result.slice_sentences(suite, 1),
             "members": sorted(rows, key=_order),
             # Where the reports of members are, relative to the page.
-            "reports": {name: f"{name}/{REPORT}" for name in suite.members if (suite.path / name / REPORT).is_file()},
+            "reports": {
+                name: f"{name}/{REPORT_FILE}" for name in suite.members if (suite.path / name / REPORT_FILE).is_file()
+            },
             "score_name": grades.score_name,
             "corruption_errors": errors,
             "seeds": max((row.seeds for row in rows), default=0),
@@ -58,7 +60,7 @@ def read_suite_view(suite: result.SuiteRun, errors: result.CorruptionErrors | No
                 }
                 for name, levels in grades.levels.items()
             ],
-            "slices": suite.worst_slices(N_SLICES),
+            "slices": suite.worst_slices(MAX_SLICES),
             "pictures": [shown for folder in suite.run_folders.values() if (shown := _telling(folder)) is not None],
             "share": record["options"]["share"],
             "config": describe_settings(record["origin"], {**record["settings"], **record["options"]}),
@@ -75,11 +77,11 @@ def write_suite_report(
     out: Path | None = None,
     *,
     errors: result.CorruptionErrors | None = None,
-    most_pictures: int = MEMBER_PICTURES,
+    most_pictures: int = MAX_MEMBER_PICTURES,
     replaces: bool = False,
 ) -> Path:
-    """Write the reports of a suite and its members; return its path. `replaces`: also files that are no reports."""
-    path = suite.path / REPORT if out is None else Path(out)
+    """Write the reports of a suite and its members; return the path of the suite's. replaces: see `check_free`."""
+    path = suite.path / REPORT_FILE if out is None else Path(out)
     check_free(path, replaces=replaces)
     for folder in suite.run_folders.values():
         write_report(folder, most_pictures=most_pictures, replaces=replaces)
@@ -94,12 +96,12 @@ def render_suite(view: dict[str, Any], *, live: str | None = None) -> str:
 
 
 def _order(row: result.MemberRow) -> tuple[float, float]:
-    """The highest fault rates first, equal ones by their errors at levels."""
+    """Sort by fault rate, highest first, then by errors at levels."""
     return -(row.fault_rate.value if row.fault_rate else -1.0), -(row.error or 0.0)
 
 
 def _verdict(suite: result.SuiteRun, gates: dict[str, Any] | None) -> tuple[str, str]:
-    """The tone of the verdict, and the verdict in a sentence or two, which the sentence of the gates follows."""
+    """The tone of the verdict, and the verdict in a sentence or two; the page adds the sentence of the gates."""
     rates = [row.fault_rate for row in suite.rows if row.fault_rate is not None]
     most, n = result.most_fragile(suite), counted(len(rates), "perturbation")
     if suite.is_only_graded:
@@ -113,12 +115,12 @@ def _verdict(suite: result.SuiteRun, gates: dict[str, Any] | None) -> tuple[str,
         return "broken" * any(not row["has_passed"] for row in gates["rows"]), most
     if not any(row.faults for row in suite.rows) and not result.breaks_at_levels(suite):
         return "", f"The model withstood all {n} of this suite."
-    n_broken = sum(rate.low > FRAGILE for rate in rates)
-    return "broken", f"{most} The fault rate is clearly above {percent(FRAGILE, 0)} under {n_broken} of {n}."
+    n_broken = sum(rate.low > FRAGILE_RATE for rate in rates)
+    return "broken", f"{most} The fault rate is clearly above {percent(FRAGILE_RATE, 0)} under {n_broken} of {n}."
 
 
 def _telling(folder: Path) -> dict[str, Any] | None:
-    """The most telling stored fault of a member; None without one, or if it cannot be read."""
+    """The most telling fault of a member whose inputs are stored; None without one, or if it cannot be read."""
     try:
         with closing(Reader(folder, is_brief=True)) as run:
             for fault in run.faults("tensors IS NOT NULL").most_telling(1):
@@ -134,7 +136,7 @@ def _telling(folder: Path) -> dict[str, Any] | None:
                     "clean": inputs.clean.get(fault.seed_id),
                     "disturbed": inputs.disturbed.get(fault.id),
                 }
-    except ThemisError:  # the report of the member says what is wrong
+    except ThemisError:  # writing the report of the member has raised the same error or will
         pass
     return None
 

@@ -1,4 +1,4 @@
-"""Tables of results: for a terminal at most 100 columns wide, and as Markdown; and numbers as they appear in them."""
+"""Tables of results, for terminals of at most 100 columns and as Markdown, and the format of numbers in them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 TABLE_WIDTH = 100
-"""Columns of a terminal that tables use, at most."""
-NONE = "-"
-"""Stands for a value that does not exist."""
-NUMERIC = frozenset("0123456789+-<>")
-"""How numbers begin in a table."""
-MAX_CELL = 40
-"""Characters of a cell; longer ones are aligned left."""
+"""Width of tables in a terminal, at most."""
+NO_VALUE = "-"
+"""Stands for a missing value."""
+NUMBER_STARTS = frozenset("0123456789+-<>")
+"""First characters of numbers in a table."""
+MAX_CELL_LENGTH = 40
+"""Columns with longer cells are aligned left even if they are numbers."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Table:
     rows: list[tuple[str, ...]]
     notes: list[str]
     optional: tuple[str, ...] = ()
-    """Columns that a narrow terminal omits, the first one first."""
+    """Columns that may be omitted in a narrow terminal, in this order."""
     file: str = "table.md"
-    """Where the complete table is written."""
+    """The file with the complete table."""
 
     def markdown(self) -> str:
         rules = tuple("---:" if is_right else "---" for is_right in self.is_right())
@@ -42,17 +42,17 @@ class Table:
         return "\n\n".join([f"### {_as_markdown(self.title)}", *([table] if table else []), *notes])
 
     def is_right(self) -> list[bool]:
-        """Which columns are aligned right: those of numbers, unless they are long lists or sentences."""
+        """Which columns are aligned right: columns of numbers other than the first, without long cells."""
         columns = list(zip(*self.rows, strict=True)) or [()] * len(self.columns)
         return [
             index > 0
-            and max(map(len, cells), default=0) <= MAX_CELL
-            and (not any(cells) or any(cell[:1] in NUMERIC for cell in cells))
+            and max(map(len, cells), default=0) <= MAX_CELL_LENGTH
+            and (not any(cells) or any(cell[:1] in NUMBER_STARTS for cell in cells))
             for index, cells in enumerate(columns)
         ]
 
     def within(self, width: int) -> Table:
-        """The same table without as many of its optional columns as it takes to fit."""
+        """This table, without as many optional columns as necessary to fit into this width."""
         left, columns, rows = list(self.optional), self.columns, self.rows
         while left and sum(max(map(len, column)) + 2 for column in zip(columns, *rows, strict=True)) > width:
             index = columns.index(left.pop(0))
@@ -82,12 +82,12 @@ class Table:
 
 
 def _as_markdown(text: str) -> str:
-    """Text on one line that neither ends a cell nor starts a tag."""
+    """Text on one line that cannot end a cell or start a tag."""
     return printable(one_line(text)).replace("|", "\\|").replace("<", "&lt;")
 
 
 def table_console(*, is_silent: bool = False) -> Console:
-    """A console of at most 100 columns; exactly 100 if the output is not a terminal. A silent one prints nothing."""
+    """A console of at most 100 columns, and of exactly 100 if the output is not a terminal; `is_silent`: no output."""
     from rich.console import Console
 
     console = Console(file=own_stream(sys.stdout), quiet=is_silent)

@@ -1,4 +1,4 @@
-"""The experiment trackers that a command names; packages add them."""
+"""The experiment trackers that `--track` names; packages add them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from themis.plugins import Extensible
 
 
 class Tracker(Callback):
-    """A callback that logs a campaign to an experiment tracker, and is closed by those who created it."""
+    """A callback that logs a campaign to an experiment tracker; whoever creates it must close it."""
 
     def attach(self, file: Path) -> None:
         """Attach a file that was written after the campaign, if the tracker can hold files."""
@@ -38,7 +38,7 @@ def choose_trackers(specs: Iterable[str], out: str | Path | None) -> list[Tracke
 
 
 def close_trackers(trackers: Iterable[Tracker], *files: Path) -> None:
-    """Attach files that were written after the campaign, such as its report, and close; a failure is a warning."""
+    """Attach files such as the report, and close the trackers; a failure becomes a warning."""
     for tracker in trackers:
         try:
             for file in files:

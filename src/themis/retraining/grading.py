@@ -31,7 +31,7 @@ from themis.oracle import (
 from themis.oracle.boxes import PADDING
 from themis.oracle.classes import MIN_PROBABILITY
 from themis.oracle.oracle import are_finite
-from themis.oracle.segmentation import VOID
+from themis.oracle.segmentation import VOID_LABEL
 from themis.perturb import Perturbation
 from themis.target.detections import Detections
 from themis.target.fingerprint import hash_text
@@ -167,8 +167,8 @@ def ideal(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
         places = labels[..., :2].nan_to_num(0).to(outputs.dtype)  # where the label is unknown, no place counts
         return torch.cat([places, torch.zeros_like(outputs[..., 2:])], -1)
     classes = labels.long()
-    if isinstance(oracle, Segmentation) and outputs.shape[1] <= VOID:
-        classes = torch.where(labels == VOID, 0, classes)  # any class: these pixels do not count
+    if isinstance(oracle, Segmentation) and outputs.shape[1] <= VOID_LABEL:
+        classes = torch.where(labels == VOID_LABEL, 0, classes)  # any class: these pixels do not count
     classes = classes.clamp(min=0)  # neither do those that show nothing of the picture
     return F.one_hot(classes, outputs.shape[1]).movedim(-1, 1).to(outputs.dtype)
 

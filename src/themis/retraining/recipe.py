@@ -138,9 +138,9 @@ class Recipe:
 
     def shortens(self, perturbations: Iterable[Perturbation]) -> bool:
         """Whether attacks take fewer steps in training than in a search; if not, `attack_steps` has no effect."""
-        from themis.perturb.attack import in_steps
+        from themis.perturb.attack import with_steps
 
-        return self.fresh > 0 and any(in_steps(each, self.attack_steps) is not each for each in perturbations)
+        return self.fresh > 0 and any(with_steps(each, self.attack_steps) is not each for each in perturbations)
 
     def counts(self) -> tuple[int, int, int]:
         """Clean, stored disturbed and fresh disturbed inputs per batch; a mix inside (0, 1) has both kinds."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from themis.report.table import NONE, Table, format_count, format_number
+from themis.report.table import NO_VALUE, Table, format_count, format_number
 from themis.retraining.changes import Changes, Shift, changes, corruption_error, paired
 from themis.retraining.examine import Reading
 from themis.retraining.frontier import FrontierPoint, is_still_rising, join_frontiers, point_at
@@ -294,7 +294,7 @@ def outcome_table(outcome: RetrainingOutcome) -> Table:
     if change.mended is not None:
         mean, least, most = change.mended
         spread = _spread(percent(least), percent(most), n_runs)
-        rows.append((f"{change.n_old:,} old faults now correct", NONE, percent(mean), NONE, spread))
+        rows.append((f"{change.n_old:,} old faults now correct", NO_VALUE, percent(mean), NO_VALUE, spread))
     return Table(outcome.name, OUTCOME_COLUMNS, rows, [], ("random seeds",))
 
 
@@ -305,7 +305,7 @@ def frontier_table(result: Retrained) -> Table:
     rows: list[tuple[str, ...]] = []
     for share, point in sorted(shown.items()):
         lost, gained = (
-            NONE if not share else format_number(100 * change, 2, signed=True)
+            NO_VALUE if not share else format_number(100 * change, 2, signed=True)
             for change in (point.lost, point.disturbed - first.disturbed)
         )
         mark = "chosen" if share == chosen.share else ""
@@ -378,4 +378,4 @@ def _row(name: str, shift: Shift, digits: int | None, n_runs: int) -> tuple[str,
 
 
 def _spread(least: str, most: str, n: int) -> str:
-    return NONE if n < 2 else least if least == most else f"{least} to {most}"
+    return NO_VALUE if n < 2 else least if least == most else f"{least} to {most}"

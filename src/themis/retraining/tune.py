@@ -19,7 +19,7 @@ from themis.errors import ModelError, StoreError, first_line, warn
 from themis.measure.captured import CaptureError
 from themis.oracle import Oracle
 from themis.perturb import Perturbation
-from themis.perturb.attack import in_steps
+from themis.perturb.attack import with_steps
 from themis.perturb.perturbation import check_fits
 from themis.retraining.batches import Batches, TrainingBatch, hold_out
 from themis.retraining.captured_step import Step, can_capture, capture
@@ -169,7 +169,7 @@ def tune(
         held_out = HeldOut(trained, material, split, cases, oracle, loss, recipe)
         if trained.device.type == "cuda" and shown(oracle, material.pool):
             stack.enter_context(channels_last(trained.module, held_out.answer))
-        sources = [in_steps(each, recipe.attack_steps) for each in ([fresh_from] if fresh_from else cases.values())]
+        sources = [with_steps(each, recipe.attack_steps) for each in ([fresh_from] if fresh_from else cases.values())]
 
         def begin(rate: float, state: State | None = None) -> _Training:
             own = replace(recipe, learning_rate=rate)

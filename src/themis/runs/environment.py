@@ -1,7 +1,7 @@
-"""What a run depends on, recorded so that it can be repeated, and whether it is the same now.
+"""The environment of a run, recorded so that the run can be repeated, and the check that it is the same now.
 
-Weights and data have a hash. The code of a model, of its preprocessing and of a user's own perturbation has none: it is
-known by the inputs and outputs of a few tests that the run recorded.
+Weights and data are identified by hashes. The code of a model, of its preprocessing and of a user's own perturbation
+has no hash; it is identified by the inputs and outputs of a few tests that the run recorded.
 """
 
 import ctypes
@@ -36,19 +36,20 @@ from themis.target.target import AnyTarget, Target
 from themis.version import __version__
 
 MKL_BRANCHES = ("OFF", "OFF", "AUTO", "COMPATIBLE", "SSE2", "SSE3", "SSSE3", "SSE4_1", "SSE4_2", "AVX", "AVX2")
-"""The first of the settings that `mkl_cbwr_get` returns; the others are branches for AVX-512."""
+"""The names of the values that `mkl_cbwr_get` returns, in order; larger values are branches for AVX-512."""
 MKL_STRICT = 0x10000
+"""The bit that strict mode sets in that value."""
 
 
 def mkl_cbwr() -> str | None:
-    """The reproducibility mode that MKL is in, in the words of the variable MKL_CBWR; None if torch has no MKL.
+    """The reproducibility mode of MKL, as the environment variable MKL_CBWR spells it; None if torch has no MKL.
 
-    "OFF": its results depend on where arrays lie in memory. MKL reads the variable when it is first used.
+    In mode "OFF", results depend on the addresses of arrays. MKL reads the variable when it is first used.
     """
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     if not library.exists():
         return None
-    mkl = ctypes.CDLL(str(library))  # it is loaded; this only looks it up
+    mkl = ctypes.CDLL(str(library))  # already loaded by torch
     if not hasattr(mkl, "mkl_serv_cbwr_get"):
         return None
     setting = mkl.mkl_serv_cbwr_get(-1)
@@ -60,9 +61,9 @@ def mkl_cbwr() -> str | None:
 
 
 def describe_environment(device: torch.device | None) -> dict[str, Any]:
-    """Return versions, device and thread count; each of them changes the kernels, and so the last bits.
+    """Return versions, device and thread count, all of which change the kernels and with them the last bits.
 
-    device: None leaves it out, if there are several that are recorded elsewhere.
+    device: None leaves it out, for callers that record several devices elsewhere.
     """
     where = {}
     if device is not None:
@@ -84,7 +85,7 @@ def describe_environment(device: torch.device | None) -> dict[str, Any]:
 
 
 def describe_tested(target: AnyTarget, seeds: Seeds, origin: Origin | None) -> dict[str, Any]:
-    """Return hashes of the model, of its reference, of the data, and of the weights file, as far as there are any."""
+    """Return the hashes of the model, the data and, if there are any, the reference and the weights file."""
     weights = None if origin is None else origin.weights_path()
     reference = {"reference_sha256": target.reference.fingerprint()} if isinstance(target, Against) else {}
     return {
@@ -128,7 +129,7 @@ def threads(n: int) -> Iterator[None]:
 
 
 def as_plain_data(value: Any) -> Any:
-    """Return plain data as it is, and for an object a text that identifies it and cannot be mistaken for a name."""
+    """Return plain data unchanged, and for an object a text that identifies it and cannot be mistaken for a name."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):
@@ -142,36 +143,36 @@ def _short(value: Any) -> str:
 
 
 N_SAMPLES = 4
-"""Clean inputs that are recorded, each of them also disturbed."""
-OUTPUT_VALUES, INPUT_VALUES = 64, 256
-"""Values that are recorded of an output and of a disturbed input, evenly spaced."""
-SAME_INPUTS, SIMILAR_INPUTS = 1e-3, 5e-2
-"""Difference of disturbed inputs, as a share of the disturbance, that rounding may cause: where the run was made, and
-in another environment."""
-SIMILAR_OUTPUTS = 5e-2
-"""The same of outputs in another environment, as a share of the largest."""
-UNCHANGED = 1e-6
-"""Mean difference of inputs, as a share of their range, that is rounding even if the disturbance is as small."""
+"""Number of clean inputs that are recorded, each also in a disturbed version."""
+N_OUTPUT_VALUES, N_INPUT_VALUES = 64, 256
+"""Number of evenly spaced values that are recorded of an output and of an input."""
+INPUT_TOLERANCE, PORTABLE_INPUT_TOLERANCE = 1e-3, 5e-2
+"""Largest difference of disturbed inputs that rounding may cause, as a share of the disturbance: in the environment of
+the run, and in another one."""
+PORTABLE_OUTPUT_TOLERANCE = 5e-2
+"""Largest difference of outputs that another environment may cause, as a share of the largest output."""
+ROUNDING_SHARE = 1e-6
+"""Mean difference of inputs, as a share of their range, that counts as rounding however small the disturbance is."""
 
 
 class Samples(NamedTuple):
-    """Some values of a few clean inputs and of the same inputs disturbed, one row per seed, and of their outputs.
+    """Some values of a few clean inputs, of the same inputs disturbed, and of their outputs; one row per seed.
 
-    The outputs for the disturbed inputs follow those for the clean ones; they are missing if a request is not free.
+    The outputs for disturbed inputs follow those for clean ones; they are missing if running the model costs requests.
     """
 
     clean: Tensor
     outputs: Tensor
     inputs: Tensor | None
-    """None if disturbing takes passes: gradients are rounded differently elsewhere."""
+    """The disturbed inputs; None for attacks, whose gradients other machines round differently."""
 
 
 def _run_samples(
     target: AnyTarget, seeds: Seeds, perturbation: Perturbation, oracle: Oracle, known_outputs: Tensor | None = None
 ) -> Samples:
-    """Run clean inputs that are evenly spaced among the seeds, and disturb them; the target must be open.
+    """Run evenly spaced seeds, clean and disturbed; the target must be open.
 
-    known_outputs: those for all clean inputs, if the samples shall not be run.
+    known_outputs: outputs for all clean inputs, to be used instead of running the model.
     """
     rows = torch.linspace(0, len(seeds) - 1, min(N_SAMPLES, len(seeds))).round().long()
     clean, device = seeds.take(rows), target.device
@@ -186,32 +187,28 @@ def _run_samples(
         labels = None if seeds.labels is None else seeds.labels[rows].to(device)
         features = seeds.features if perturbation.inputs == "table" else None
         context = Context.of_task(target, oracle, outputs, labels, features)
-        share = (torch.arange(len(rows)) + 1) / len(rows)  # theta from a part of its range up to its end
+        share = (torch.arange(len(rows)) + 1) / len(rows)  # how far theta goes into its range, up to its end
         theta = torch.stack([each.low + (each.high - each.low) * share for each in perturbation.theta], 1)
         disturbed = perturb(perturbation, inside, theta.to(device), torch.arange(len(rows)).to(device), context)
         if not context.passes and known_outputs is None:
             outputs = torch.cat([outputs, target.forward(disturbed).float()])
-        disturbed = None if context.passes else _thin(disturbed, INPUT_VALUES)
-    return Samples(_thin(clean, INPUT_VALUES), _thin(outputs, OUTPUT_VALUES), disturbed)
+        disturbed = None if context.passes else _thin(disturbed, N_INPUT_VALUES)
+    return Samples(_thin(clean, N_INPUT_VALUES), _thin(outputs, N_OUTPUT_VALUES), disturbed)
 
 
 def record_samples(calculator: Calculator) -> dict[str, Any]:
-    """What a run records of a few tests after its clean sweep; they count neither as tests nor as passes."""
+    """Samples that a run records after its clean sweep; they count neither as tests nor as passes."""
     clean = calculator.clean
     known = None if isinstance(calculator.target, Target) else clean.outputs
     with torch.no_grad():
         samples = _run_samples(calculator.target, calculator.seeds, calculator.perturbation, clean.oracle, known)
-    return {
-        "outputs": samples.outputs.tolist(),
-        "inputs": None if samples.inputs is None else samples.inputs.tolist(),
-    }
+    return {"outputs": samples.outputs.tolist(), "inputs": None if samples.inputs is None else samples.inputs.tolist()}
 
 
 def check_same_tests(run: Reader, target: AnyTarget, seeds: Seeds, perturbation: Perturbation, oracle: Oracle) -> None:
-    """Refuse a model or a perturbation that is not the run's: its samples differ by more than rounding.
+    """Refuse a model or a perturbation whose samples differ from the recorded ones by more than rounding.
 
-    The data must be the run's. The median of the tests decides: in a near-tie, rounding may change a single one by a
-    lot.
+    The data must be the run's. The median over the samples decides, because rounding may change one near-tie a lot.
     """
     recorded = run.record.get("samples")
     if recorded is None:
@@ -220,14 +217,14 @@ def check_same_tests(run: Reader, target: AnyTarget, seeds: Seeds, perturbation:
     is_same_place = not list_changes({name: then[name] for name in now if name in then}, now)
     with target.opened(), torch.no_grad():
         samples = _run_samples(target, seeds, perturbation, oracle)
-        has_state = isinstance(target, Target) and target.changed_tensors()  # its answers depend on those before
+        has_state = isinstance(target, Target) and target.changed_tensors()  # answers depend on earlier inputs
     has_few_bits = target.dtype.itemsize <= 2 or getattr(target, "autocast", None) is not None
     tolerance = ROUGH_BATCH_TOLERANCE if has_few_bits or target.device.type != "cpu" else BATCH_TOLERANCE
     if not is_same_place:  # boxes near the threshold appear and disappear
-        tolerance = float("inf") if oracle.spec().startswith("detection") else SIMILAR_OUTPUTS
+        tolerance = float("inf") if oracle.spec().startswith("detection") else PORTABLE_OUTPUT_TOLERANCE
     if samples.inputs is not None and recorded["inputs"] is not None:
         gap = median_high(_input_gaps(samples.inputs, torch.tensor(recorded["inputs"]), samples.clean, target.bounds))
-        if gap > (SAME_INPUTS if is_same_place else SIMILAR_INPUTS):
+        if gap > (INPUT_TOLERANCE if is_same_place else PORTABLE_INPUT_TOLERANCE):
             raise UsageError(
                 f"perturbation {perturbation.name!r} must give the inputs that {run.path} recorded, but they differ by "
                 f"{gap:.1%} of the disturbance: undo what has changed in its code since, or start a new run"
@@ -258,12 +255,12 @@ def _input_gaps(now: Tensor, then: Tensor, clean: Tensor, bounds: tuple[float, f
         return [float("inf")] * len(then)
     now, then, clean = (each.double().flatten(1) for each in (now, then, clean))
     gap, disturbance = (now - then).abs().mean(1), (then - clean).abs().mean(1)
-    gap = (gap - UNCHANGED * (bounds[1] - bounds[0])).clamp(min=0)
+    gap = (gap - ROUNDING_SHARE * (bounds[1] - bounds[0])).clamp(min=0)
     return [float(share) for share in torch.where(gap > 0, gap / disturbance, 0.0)]
 
 
 def _thin(rows: Tensor, most: int) -> Tensor:
-    """At most so many values of each row, evenly spaced, on the CPU."""
+    """At most `most` evenly spaced values of each row, on the CPU."""
     rows = rows.cpu()
     flat = rows.flatten(1) if rows.ndim > 1 else rows[:, None]
     return flat[:, torch.linspace(0, flat.shape[1] - 1, min(most, flat.shape[1])).round().long()].nan_to_num()

@@ -1,4 +1,4 @@
-"""What the last checkpoint of a run says: its progress, and estimates from it, also while the campaign is running."""
+"""The progress that a run saved in its last checkpoint, and estimates from it, even while its campaign is running."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from themis.judge.normality import Normality
 from themis.reading import check_form
 from themis.runs.fault import MAX_TESTS, STREAMS
 from themis.runs.run import Round, Seconds, SliceRate, StrengthPart
-from themis.runs.store.schema import PROGRESS
+from themis.runs.store.schema import PROGRESS_FORM
 from themis.settings import read_claim
 
 if TYPE_CHECKING:
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from themis.runs.store.writer import Checkpoint
     from themis.search.policy import Space
 
-MAX_THETA_PARTS = 12
-"""Equal parts of theta's range that the fault rate is shown for."""
-N_PARTS = 5
-"""Equal parts of the strength that the share of correct answers is shown for."""
+MAX_THETA_BINS = 12
+"""Most bins of a dimension of theta for which the fault rate is shown."""
+N_STRENGTH_PARTS = 5
+"""Equal ranges of strength for which the share of correct answers is shown."""
 TESTS_PER_BIN = 10
-"""Uniform tests that a part must have on average; with fewer tests there are fewer parts."""
+"""Uniform tests that a bin of theta must have on average; with fewer tests there are fewer bins."""
 TESTS_AT_ONCE = 1 << 20
-UNIFORM = ("fault_rate", "residual_risk", "residual_risk_uniform")
-"""What the uniform stream says about the model; None without one."""
+UNIFORM_FIGURES = ("fault_rate", "residual_risk", "residual_risk_uniform")
+"""Figures of a run that are estimated from its uniform stream; None without one."""
 ALPHA = 0.05
-"""How often the limits of slices that hold together may fail."""
+"""Probability that any of the lower limits of all slices of a run is too high."""
 Ints = NDArray[np.int64]
 
 
@@ -54,7 +54,7 @@ class SensitivitySpread:
 
 @dataclass(frozen=True)
 class ThetaBin:
-    """The uniform tests and faults in a part of theta's range, with the fault rate and its 95% interval."""
+    """The uniform tests and faults in one bin of theta's range, with the fault rate and its 95% interval."""
 
     low: float
     high: float
@@ -78,11 +78,11 @@ class ThetaRates:
 def known_figures(
     record: dict[str, Any], summary: dict[str, Any] | None, progress: SavedProgress | None, rounds: Sequence[Round]
 ) -> dict[str, Any]:
-    """The figures of a campaign by the fields of `Run`: all once it has ended, before that those of its checkpoint."""
+    """The fields of `Run` that hold figures: from the summary of an ended campaign, otherwise from its checkpoint."""
     plain = summary or {}
     decision, normality, calibration = (plain.get(name) for name in ("decision", "normality", "calibration"))
     figures = {
-        **{name: _estimate(plain.get(name)) for name in ("coverage_interval", *UNIFORM)},
+        **{name: _estimate(plain.get(name)) for name in ("coverage_interval", *UNIFORM_FIGURES)},
         **{name: plain.get(name) for name in ("coverage_uniform", "design_effect", "requests")},
         "decision": decision and Decision(**decision),
         "normality": normality and Normality(**normality),
@@ -106,7 +106,7 @@ def known_figures(
     is_weighted = record["settings"].get("seed_weights") is not None  # the rate is then known only at the end
     rate = None if is_weighted else fault_rate(tests, faults)
     of_campaign = rounds[-1].residual_risk if rounds else None
-    known = dict(zip(UNIFORM, (rate, of_campaign or of_uniform, of_uniform), strict=True))
+    known = dict(zip(UNIFORM_FIGURES, (rate, of_campaign or of_uniform, of_uniform), strict=True))
     return {**figures, **known, "seconds": progress.seconds, "kinds": progress.kinds}
 
 
@@ -115,7 +115,7 @@ def _estimate(plain: dict[str, float] | None) -> Estimate | None:
 
 
 def layer_sensitivity(run: Reader, progress: SavedProgress | None) -> dict[str, SensitivitySpread]:
-    """By layer: the mean sensitivity of its neurons, and how it is spread over them."""
+    """The mean sensitivity of the neurons of each layer, and its spread over them."""
     n_tests = 0 if progress is None else sum(moments.count for moments in progress.moments.values())
     if progress is None or "start" not in run.record or not n_tests:
         return {}
@@ -130,9 +130,9 @@ def layer_sensitivity(run: Reader, progress: SavedProgress | None) -> dict[str, 
 
 
 def rates_by_theta(run: Reader, progress: SavedProgress | None) -> list[ThetaRates]:
-    """The fault rate of the uniform stream in equal parts of each dimension of theta.
+    """The fault rate of the uniform stream in equal bins of each dimension of theta.
 
-    The theta of a uniform test is a function of its counter, so the tests in each part are counted exactly.
+    The theta of a uniform test is a function of its counter, so the tests in each bin are counted exactly.
     """
     from themis.runs.store.schema import theta_column
     from themis.search.policy import UNIFORM_STREAM
@@ -143,7 +143,7 @@ def rates_by_theta(run: Reader, progress: SavedProgress | None) -> list[ThetaRat
     columns = ", ".join(theta_column(name) for name in run.theta)
     rows = run.select(columns, "stream = 'uniform' AND id < ?", (progress.tests,))
     fault_theta = np.array(rows, dtype=np.float64).reshape(-1, len(run.theta))
-    n_bins = int(np.clip(n_tests // TESTS_PER_BIN, 1, MAX_THETA_PARTS))
+    n_bins = int(np.clip(n_tests // TESTS_PER_BIN, 1, MAX_THETA_BINS))
     rates = []
     for k, dimension in enumerate(run.record["theta"]):
         low, high = float(dimension["low"]), float(dimension["high"])
@@ -153,7 +153,7 @@ def rates_by_theta(run: Reader, progress: SavedProgress | None) -> list[ThetaRat
             counter = np.arange(first, min(first + TESTS_AT_ONCE, n_tests))
             drawn = space.occurring_theta(UNIFORM_STREAM, counter)[:, k]
             tests += np.histogram(drawn.clip(low, high), edges)[0]
-        tests = np.maximum(tests, faults)  # a test that was drawn again has another theta than its counter says
+        tests = np.maximum(tests, faults)  # the theta of a redrawn test does not follow from its counter
         parts = tuple(
             ThetaBin(float(edges[b]), float(edges[b + 1]), int(n), int(f), *astuple(share(int(f), int(n))))
             for b, (n, f) in enumerate(zip(tests, faults, strict=True))
@@ -164,7 +164,7 @@ def rates_by_theta(run: Reader, progress: SavedProgress | None) -> list[ThetaRat
 
 
 def recorded_space(record: dict[str, Any]) -> Space:
-    """The space of a run as its record has it; its seeds are numbered from 0, and nothing is known of their answers."""
+    """The search space of a run as recorded, with seeds numbered from 0 and without their margins."""
     from themis.perturb.perturbation import Theta
     from themis.search.policy import Space
 
@@ -179,19 +179,19 @@ def recorded_space(record: dict[str, Any]) -> Space:
 def correct_by_strength(
     space: Space, n_tests: int, fault_seed_id: NDArray[np.int64], fault_theta: NDArray[np.float32]
 ) -> tuple[StrengthPart, ...]:
-    """The share of the first `n_tests` uniform tests that are no faults, in equal parts of the strength.
+    """The share of the first `n_tests` uniform tests that are not faults, in equal ranges of strength.
 
-    Seed and theta of a uniform test are functions of its counter, so the tests of each seed are counted exactly.
-    `fault_seed_id` and `fault_theta` `[n, dimensions]` are those of its faults.
+    The seed and theta of a uniform test are functions of its counter, so the tests of each seed are counted exactly.
+    `fault_seed_id` and `fault_theta` `[n, dimensions]` are those of the faults among these tests.
     """
     from themis.judge.risk import fault_rates
     from themis.search.policy import UNIFORM_STREAM
 
     def count(place: NDArray[np.int64], theta: NDArray[np.float32]) -> NDArray[np.int64]:
         strength = range_shares(theta, space.low, space.high, space.identity).max(-1)
-        part = np.minimum((strength * N_PARTS).astype(np.int64), N_PARTS - 1)
-        flat = np.bincount(part * len(space.seeds) + place, minlength=N_PARTS * len(space.seeds))
-        return flat.reshape(N_PARTS, len(space.seeds))
+        part = np.minimum((strength * N_STRENGTH_PARTS).astype(np.int64), N_STRENGTH_PARTS - 1)
+        flat = np.bincount(part * len(space.seeds) + place, minlength=N_STRENGTH_PARTS * len(space.seeds))
+        return flat.reshape(N_STRENGTH_PARTS, len(space.seeds))
 
     order = np.argsort(space.seed_id, kind="stable")
     faults = count(order[np.searchsorted(space.seed_id, fault_seed_id, sorter=order)], fault_theta)
@@ -200,10 +200,10 @@ def correct_by_strength(
         counter = np.arange(first, min(first + TESTS_AT_ONCE, n_tests))
         drawn = space.uniform_tests(counter, UNIFORM_STREAM, counter)
         tests += count(space.position(drawn.seed), drawn.theta)
-    tests = np.maximum(tests, faults)  # a test that was drawn again has another theta than its counter says
-    rates = fault_rates((tests[k], tests[k] - faults[k], space.seed_weight) for k in range(N_PARTS))
+    tests = np.maximum(tests, faults)  # the theta of a redrawn test does not follow from its counter
+    rates = fault_rates((tests[k], tests[k] - faults[k], space.seed_weight) for k in range(N_STRENGTH_PARTS))
     return tuple(
-        StrengthPart(k / N_PARTS, (k + 1) / N_PARTS, int(tests[k].sum()), correct)
+        StrengthPart(k / N_STRENGTH_PARTS, (k + 1) / N_STRENGTH_PARTS, int(tests[k].sum()), correct)
         for k, correct in enumerate(rates)
         if correct is not None
     )
@@ -211,18 +211,18 @@ def correct_by_strength(
 
 @dataclass(frozen=True)
 class SlicedSeeds:
-    """What slices need to know of each seed; all are `[seeds]`."""
+    """The facts about each seed that slices are computed from; every array is `[seeds]`."""
 
     seed_id: Ints
     number: Ints
-    """Of its class; -1 for none."""
+    """The class number of the seed; -1 without a class."""
     weight: NDArray[np.float64]
-    """How often inputs like it occur; all 1 by default."""
+    """How often inputs like the seed occur in operation; 1 by default."""
 
     def columns(
         self, slice_by: str | None, names: Sequence[str] | None, metadata: Mapping[str, list[Any]] | None = None
     ) -> list[SliceColumn]:
-        """The columns that `slice_by` names, by default the class, if there are some, and all fields of metadata."""
+        """The columns that `slice_by` names; by default the class, if the seeds have one, and all metadata fields."""
         if slice_by is not None:
             return slice_columns(slice_by, self.seed_id, self.number, names, metadata or {})
         column = class_column(self.number, names)
@@ -231,8 +231,8 @@ class SlicedSeeds:
     def rates(self, columns: Iterable[SliceColumn], tests: Ints, faults: Ints) -> tuple[SliceRate, ...]:
         """The fault rate of each slice, from the uniform tests and faults of each seed.
 
-        By Bonferroni, the lower ends that hold together fail in at most one of 20 runs. Holm's method would find the
-        same runs to be over a limit, but has no limits that could be shown.
+        With Bonferroni's correction, all lower limits hold together in at least 19 of 20 runs. Holm's method would
+        find the same runs to be over a limit, but gives no limits that could be shown.
         """
         from themis.judge.risk import fault_rates
 
@@ -248,10 +248,10 @@ class SlicedSeeds:
 
 
 def slices_of(run: Reader, slice_by: str) -> tuple[SliceRate, ...]:
-    """The fault rate by other slices of a run, without running its model."""
+    """The fault rate of the slices of a finished run by other columns; the model is not run."""
     if read_claim(run.record["settings"].get("decide"))[0] == "fault_rate":
         raise UsageError(
-            f"slice_by needs a run that decided no fault rate, but {run.path} has one: run it again without"
+            f"slice_by needs a run without a claim about the fault rate, but {run.path} has one: run it without decide"
         )
     progress = read_progress(run)
     if progress is None or progress.seeds is None:
@@ -263,7 +263,7 @@ def slices_of(run: Reader, slice_by: str) -> tuple[SliceRate, ...]:
 def strengths(
     theta: NDArray[Any], dimensions: Sequence[dict[str, Any]]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """The strength of each theta `[n, dimensions]`, and the dimension that is furthest from its identity."""
+    """The strength of each theta `[n, dimensions]`, and the index of the dimension furthest from its identity."""
     columns = ("low", "high", "identity")
     shares = range_shares(theta, *(np.array([dimension[name] for dimension in dimensions]) for name in columns))
     return shares.max(-1), shares.argmax(-1)
@@ -272,18 +272,21 @@ def strengths(
 def range_shares(
     theta: NDArray[Any], low: NDArray[Any], high: NDArray[Any], identity: NDArray[Any]
 ) -> NDArray[np.float64]:
-    """How far each dimension is from its identity, as a share of the range on that side: at most the strength."""
+    """The distance of each dimension from its identity, as a share of the range on that side.
+
+    The largest of these shares is the strength.
+    """
     distance = np.asarray(theta, dtype=np.float64) - identity
     reach = np.where(distance >= 0, high - identity, identity - low)
     return np.asarray(np.divide(np.abs(distance), reach, out=np.zeros_like(distance), where=reach > 0))
 
 
-N_ATTEMPTS, PAUSE = 3, 0.05
+MAX_READ_ATTEMPTS, RETRY_SECONDS = 3, 0.05
 
 
 @dataclass(frozen=True)
 class SavedMoments:
-    """The sensitivity sums of one stream, per neuron; the sums are relative to `shift`."""
+    """The sums of the sensitivities in one stream, per neuron, after `shift` was subtracted from each sensitivity."""
 
     count: int
     shift: NDArray[np.float64]
@@ -297,7 +300,7 @@ class SavedMoments:
 
 @dataclass(frozen=True)
 class SavedProgress:
-    """What a campaign had counted and measured when its last checkpoint was written."""
+    """The counts and measurements of a campaign when its last checkpoint was written."""
 
     tests: int
     rounds: int
@@ -315,27 +318,27 @@ class SavedProgress:
     """For each distinct fault of the uniform stream, how often it was found."""
     moments: dict[str, SavedMoments]
     seeds: SlicedSeeds | None
-    """None in earlier versions."""
+    """None in runs of earlier versions."""
 
 
 def read_progress(run: Reader) -> SavedProgress | None:
     """The progress at the last checkpoint; None before the first one, or if its file was removed."""
-    for _ in range(N_ATTEMPTS):  # a campaign may replace the checkpoint before its file is opened
+    for _ in range(MAX_READ_ATTEMPTS):  # a campaign may replace the checkpoint before its file is opened
         try:
             checkpoint = run.checkpoint()
         except StoreError as error:
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise
-            sleep(PAUSE)
+            sleep(RETRY_SECONDS)
             continue
         return None if checkpoint is None else parse_progress(checkpoint, run.record.get("start", {}).get("n_neurons"))
     return None
 
 
 def parse_progress(checkpoint: Checkpoint, n_neurons: int | None = None) -> SavedProgress:
-    """Validate the arrays and values of a checkpoint, with `n_neurons` if that is known, and give them types."""
+    """Validate the arrays and values of a checkpoint, and convert them; `n_neurons` is checked if it is known."""
     try:
-        check_form(checkpoint.values, PROGRESS, "its values")
+        check_form(checkpoint.values, PROGRESS_FORM, "its values")
         return _parse(checkpoint, n_neurons)
     except ValueError as error:
         raise StoreError(f"the checkpoint of a run is damaged: {error}; restore the run folder from a copy") from error

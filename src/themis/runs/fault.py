@@ -1,7 +1,7 @@
-"""A fault: a test that the model failed, and its outcome in words. Its fields are the table of what is known about it.
+"""A fault: a test that the model failed, and its outcome in words.
 
-The schema of `run.sqlite`, what is written to it, the checks of what is read from it, DataFrames, exports, the details
-that `themis faults` prints and those of the report page follow from this table.
+The fields of `Fault` define `COLUMNS`. The schema of `run.sqlite`, its writer and its checks, DataFrames, exports, the
+details that `themis faults` prints and those on the report page are all generated from this table.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ MAX_CHUNK = 1 << 24
 """Tests per forward pass."""
 MAX_OUTCOME = 1 << 31
 MAX_REAL = 1e308
-"""Stands for the largest finite number in a database; a column whose range reaches further may be infinite."""
+"""Stands for the largest finite number in a database; a column with a wider range may hold infinities."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a fault: what it says, and the values that it may have."""
+    """A column of a fault: its meaning, and the values that it may have."""
 
     name: str
     type: str
-    """int, float, str or bool; None is told by `is_optional`."""
+    """int, float, str or bool."""
     is_optional: bool
     """Whether a missing value is None in a `Fault`."""
     help: str
@@ -40,11 +40,11 @@ class Column:
     low: float = -MAX_REAL
     high: float = MAX_REAL
     values: tuple[str, ...] = ()
-    """The texts that it may be, if they are few."""
+    """The only texts allowed; empty if any text is."""
     missing: float | None = None
-    """The number that stands for a missing value in arrays, where the database has NULL; None if none is missing."""
+    """The number that stands for NULL in arrays; None if the column is never NULL."""
     title: str = ""
-    """Its name among the details of a fault on the report page; without one, the page has its own way to show it."""
+    """The label among a fault's details on the report page; empty if the column is not among them."""
 
     def is_missing(self, value: float) -> bool:
         """Whether a number of an array stands for a missing value."""
@@ -52,22 +52,22 @@ class Column:
 
     @property
     def text(self) -> str:
-        """What it says, with the unit."""
+        """The meaning of the column, with the unit."""
         return f"{self.help}, in the {self.unit}" if self.unit else self.help
 
     @property
     def sql_type(self) -> str:
-        """Its type in the database."""
+        """The column's type in the database."""
         return {"int": "INTEGER", "bool": "INTEGER", "float": "REAL"}.get(self.type, "TEXT")
 
     @property
     def dtype(self) -> str:
-        """The type of its array."""
+        """The dtype of the column's array."""
         return {"int": "int64", "float": "float32"}.get(self.type, self.type)
 
 
 def about(help: str, *, repr: bool = True, **details: Any) -> Any:
-    """A field of `Fault`, with those of the fields of `Column` that its annotation does not tell."""
+    """A field of `Fault` with the fields of its `Column` that do not follow from the annotation."""
     return field(repr=repr, metadata={"help": help, **details})
 
 
@@ -78,7 +78,7 @@ _ANY_NUMBER: dict[str, Any] = {"low": -inf, "high": inf, "missing": nan}
 
 @dataclass(frozen=True, kw_only=True)
 class FaultInputs:
-    """The clean and the disturbed input of a fault, to be shown."""
+    """The clean and the disturbed input of a fault, for display."""
 
     clean_inputs: Tensor = field(repr=False)
     inputs: Tensor = field(repr=False)
@@ -108,7 +108,7 @@ class Replay(FaultInputs):
 
 
 class Tested(NamedTuple):
-    """What a run tested: the hashes of its model and its data, and the perturbation without the ranges in its name."""
+    """What a run tested: the hashes of its model and data, and the code of its perturbation, which omits the ranges."""
 
     model: str
     data: str
@@ -173,12 +173,12 @@ class Fault:
         return self._handle.replay(self)
 
     def shown(self) -> FaultInputs | None:
-        """The inputs of the test; those of a run folder only if they were stored, because showing runs nothing."""
+        """The inputs of the test; None if a run folder did not store them, since showing a fault never runs a model."""
         return None if self._handle is None else self._handle.show(self)
 
     @property
     def outcome(self) -> str | None:
-        """What happened, in words, in tasks whose outcomes are not answers, such as `dog lost`; otherwise None."""
+        """The outcome in words, such as `dog lost`; None in tasks whose outcomes are answers of the model."""
         if self._task == "keypoints" and self.answer >= 0 and self.value is not None:
             return f"{name_point(self.answer, self._classes)} off by {self.value:.3g} pixels"
         if not self._task or gives_answers(self._task) or self.answer < 0:
@@ -198,7 +198,7 @@ class Fault:
         return -1 if self.value is None else int(self.value)
 
     def name(self, answer: int) -> str:
-        """An answer of the model, by the name of its class if that is known."""
+        """The class name of an answer if it is known, otherwise its number."""
         return name_answer(self._task, answer, self._classes)
 
     def as_dict(self) -> dict[str, Any]:
@@ -216,15 +216,15 @@ COLUMNS = tuple(
     for each in fields(Fault)
     if each.metadata
 )
-"""The table of what a fault is, in the order of the columns in the database."""
+"""The columns of a fault, in the order of the database."""
 PLAIN_COLUMNS = tuple(each for each in COLUMNS if each.name not in ("perturbation", "theta", "signature"))
-"""The columns with one number or text per fault; all faults of a run are of one perturbation."""
+"""The columns with one number or text per fault, except for the perturbation, which all faults of a run share."""
 
 
 ANSWER_TASKS = ("wrong", "changed", "top", "threshold", "against")
 """Tasks whose outcome is an answer of the model; `top` stands for `top5` and all others."""
 NUMBER_TASKS = ("regression", "euclidean", "off")
-"""Tasks whose answer is a number, or several, and whose outcome is the direction in which it moved."""
+"""Tasks whose answer is one or more numbers, and whose outcome is the direction in which a number moved."""
 DIRECTIONS = {0: "smaller", 1: "larger"}
 
 
@@ -245,7 +245,7 @@ def name_outcome(task: str, outcome: int, classes: Sequence[str] | None) -> str:
         number, direction = divmod(outcome, 2)
         if number == 0:
             return DIRECTIONS[direction]
-        names = list(classes or ())[number - 1 : number]  # of several numbers, the first has outcomes 2 and 3
+        names = list(classes or ())[number - 1 : number]  # with several numbers, the first has outcomes 2 and 3
         return f"{names[0] if names else f'output {number - 1}'} {DIRECTIONS[direction]}"
     name = classes[outcome] if classes is not None and outcome < len(classes) else str(outcome)
     if task == "multilabel":
@@ -258,7 +258,7 @@ def name_outcome(task: str, outcome: int, classes: Sequence[str] | None) -> str:
 
 
 def name_answer(task: str, answer: int, classes: Sequence[str] | None) -> str:
-    """The answer to a clean input, in tasks that have one, or a label."""
+    """The name of a label or of the answer to a clean input."""
     return name_outcome(task if gives_answers(task) else "wrong", answer, classes)
 
 
@@ -268,5 +268,5 @@ def name_point(number: int, names: Sequence[str] | None) -> str:
 
 
 def show_outcome(task: str, outcome: int, classes: Sequence[str] | None) -> str:
-    """The outcome in a list of faults: the number of an answer, by which faults are selected, and words otherwise."""
+    """The outcome as lists of faults show it: the number of an answer, for use in conditions, otherwise words."""
     return str(outcome) if outcome >= 0 and gives_answers(task) else name_outcome(task, outcome, classes)

@@ -19,7 +19,7 @@ Array = NDArray[Any]
 
 
 class Faults(Sequence[Fault]):
-    """A campaign's faults in the order they were found, as columns; the handle gives access to the model."""
+    """A campaign's faults as columns, in the order in which they were found; the handle gives access to the model."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Faults(Sequence[Fault]):
         task: str = "",
         classes: Sequence[str] | None = None,
     ) -> None:
-        """task, classes: the name of the oracle and those of the classes, to say in words what happened."""
+        """task, classes: the name of the oracle and those of the classes, which describe outcomes in words."""
         self.perturbation, self.theta, self.layers, self.handle = perturbation, theta, layers, handle
         self.task, self.classes = task, classes
         none: dict[str, Array] = {column.name: np.zeros(0, column.dtype) for column in PLAIN_COLUMNS}
@@ -72,11 +72,11 @@ class Faults(Sequence[Fault]):
         """The fault with this test number."""
         rows = np.flatnonzero(self.columns["id"] == id)
         if not len(rows):
-            raise UsageError(f"id must be that of one of the {self._n:,} faults, got {id}: see to_pandas()")
+            raise UsageError(f"id must be the number of one of the {self._n:,} faults, got {id}: see to_pandas()")
         return self[int(rows[0])]
 
     def latest(self) -> list[Fault]:
-        """The faults of the last call of `add`."""
+        """The faults added by the last call of `add`."""
         batch = self._batches[-1]
         return [self._fault({name: column[k] for name, column in batch.items()}) for k in range(len(batch["id"]))]
 
@@ -152,11 +152,14 @@ class Faults(Sequence[Fault]):
 
 
 def telling(distance: Array, confidence: Array) -> NDArray[np.float64]:
-    """Low if a small change made the model confident of a wrong answer; non-finite outputs count as fully confident."""
+    """How telling faults are: lower for a smaller change and a more confident wrong answer.
+
+    Outputs that are not finite count as fully confident.
+    """
     certainty = np.where(np.isfinite(confidence), confidence, 1.0).astype(np.float64)
     return np.asarray(distance / np.maximum(certainty, 1e-6))
 
 
 def telling_score(fault: Fault) -> float:
-    """The same for one fault."""
+    """How telling one fault is; the lower the better."""
     return float(telling(np.array(fault.distance), np.array(fault.confidence)))

@@ -1,8 +1,8 @@
-"""The three parts of the seeds: one is searched for faults, one is added for training, one is kept for judging.
+"""Splits seeds into three parts: one is searched for faults, one is added for training, one is kept for judging.
 
-A seed's part depends only on its content and on the split's own random seed. Two copies of a picture are therefore in
-the same part, and the data may be reordered or shortened: a seed that was kept for judging is never trained on. Seeds
-that belong together, such as frames of a video, are in the same part if their groups are given.
+A seed's part depends only on its content and on the random seed of the split. Copies of a picture are therefore in the
+same part, and a seed kept for judging is never trained on, even if the data is reordered or shortened. Seeds that
+belong together, such as frames of a video, are in the same part if their groups are given.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ PARTS = ("search", "train", "judge")
 
 @dataclass(frozen=True)
 class Parts:
-    """Seeds in three parts: the first is searched for faults, the first and the second are trained on."""
+    """Seeds in three parts: `search` is searched for faults, `search` and `train` are trained on."""
 
     search: Seeds
     train: Seeds
     judge: Seeds
-    """Never searched and never trained on: reported results come from these."""
+    """Neither searched nor trained on; reported results come from these."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class SeedSplit:
 
     @staticmethod
     def of(seeds: Seeds, shares: Sequence[float], random_seed: int = 0, groups: Ints | None = None) -> SeedSplit:
-        """Split seeds; if there are many, the parts have about the requested shares. `groups` are not divided."""
+        """Split seeds into parts of about the requested shares; seeds of one group stay together."""
         shares, hashes = check_shares(shares), seed_hashes(seeds)
         split = SeedSplit(seeds.seed_id.numpy(), hashes, choose_part(hashes, shares, random_seed, groups))
         if empty := [name for name, n in split.counts().items() if not n]:
@@ -69,11 +69,11 @@ class SeedSplit:
         return {name: int((self.part == k).sum()) for k, name in enumerate(PARTS)}
 
     def parts(self, seeds: Seeds) -> Parts:
-        """The parts of `seeds`, which must be those that were split."""
+        """The parts of `seeds`, which must be the seeds that were split."""
         return Parts(*(seeds[torch.from_numpy(np.flatnonzero(self.part == k))] for k in range(len(PARTS))))
 
     def search(self, seeds: Seeds) -> Seeds:
-        """The seeds in data that was read again whose ids are in the search part."""
+        """The seeds of the search part, taken from data that was read again."""
         is_searched = np.isin(seeds.seed_id.numpy(), self.seed_id[self.part == PARTS.index("search")])
         if not is_searched.any():
             raise DataError(f"the data must hold the searched seeds, got {len(seeds)} other seeds: give the run's data")
@@ -92,16 +92,16 @@ class SeedSplit:
 
 
 def split(seeds: Seeds, shares: tuple[float, float, float], random_seed: int = 0, groups: Ints | None = None) -> Parts:
-    """Split seeds into search, train and judge by their content, or by whole groups."""
+    """Split seeds into search, train and judge by their content; seeds of one group stay together."""
     return SeedSplit.of(seeds, shares, random_seed, groups).parts(seeds)
 
 
 def choose_part(
     hashes: Hashes, shares: Sequence[float], random_seed: int, groups: Ints | None = None
 ) -> NDArray[np.uint8]:
-    """The part of each content `[seeds]`, which does not depend on the other seeds.
+    """The index of each seed's part `[seeds]`; without groups it does not depend on the other seeds.
 
-    Groups are few, so they are put in random order, which is cut where the parts have about the requested shares.
+    There are few groups, so they are put in random order, which is cut where the parts have the requested shares.
     """
     edges = np.cumsum(shares)[:-1]
     if groups is None:
@@ -115,7 +115,7 @@ def choose_part(
 
 
 def read_parts(run: Run | Reader | str | Path, seeds: Seeds) -> Parts:
-    """The parts of a run's data, all of whose seeds were read again; raises an error if the data has changed."""
+    """The parts of a run's data, of which `seeds` are all seeds; raises an error if the data has changed."""
     from themis.runs.run import Run
     from themis.runs.store.reader import Reader
 

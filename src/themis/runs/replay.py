@@ -1,4 +1,4 @@
-"""Running the tests of a run again, in the process of its campaign or from its folder; opening run folders."""
+"""Replaying the tests of a run, in the process of its campaign or from its folder; opening run folders."""
 
 import math
 import os
@@ -42,13 +42,14 @@ from themis.target.fingerprint import hash_seeds
 from themis.target.target import AnyTarget
 
 OUTPUT_TOLERANCE = 1e-5
-"""How far outputs on another device may be from the recorded ones."""
+"""Absolute and relative tolerance between replayed outputs and recorded ones."""
 
 
 def replay_fault(fault: Fault, calculator: Calculator, stored: Tensors | None = None) -> Replay:
-    """Run a fault again at its row of a chunk of the recorded shape: the same kernels, so the same bits.
+    """Run a fault again at its row of a chunk of the recorded shape, so that the same kernels give the same bits.
 
-    An attack depends on the model's gradient, which other machines round differently: the stored input is used then.
+    Attacks use the model's gradient, which other machines round differently; if an attack gives another input than
+    the stored one, the model is given the stored one.
     """
     row = int((calculator.seeds.seed_id == fault.seed_id).nonzero()[0])
     theta = np.array([list(fault.theta.values())], dtype=np.float32)
@@ -92,7 +93,7 @@ def replay_fault(fault: Fault, calculator: Calculator, stored: Tensors | None = 
 
 @dataclass(frozen=True)
 class LiveRun:
-    """The handle of a run of this process: replays on the calculator that the campaign used."""
+    """The handle of a run made by this process; it replays faults on the campaign's own calculator."""
 
     calculator: Calculator
     random_seed: int
@@ -116,7 +117,7 @@ class LiveRun:
 
     @contextmanager
     def opened(self, seed_id: Ints | None = None, chunk: int | None = None) -> Iterator[Calculator]:
-        """The campaign's own calculator: it has all seeds, and its own number of tests per forward pass."""
+        """The campaign's own calculator, with all seeds and its own number of tests per forward pass."""
         with self.calculator.target.opened(), torch.no_grad():
             yield self.calculator
 
@@ -124,25 +125,23 @@ class LiveRun:
         return replay_fault(fault, self.calculator)
 
     def show(self, fault: Fault, /) -> FaultInputs | None:
-        """The inputs of a fault, made again by the model in memory."""
+        """The inputs of a fault, recomputed with the model in memory."""
         return self.replay(fault)
 
 
 def stored_inputs(tensors: Tensors, start: dict[str, Any]) -> FaultInputs:
-    """The stored inputs of one fault; `start` is the run's, as it is recorded."""
+    """The stored inputs of one fault; `start` is the recorded start of its run."""
     clean_inputs, inputs, (low, high) = tensors.clean_inputs[0], tensors.inputs[0], start["bounds"]
     boxes = stored_boxes(tensors, start["oracle"])
     return FaultInputs(clean_inputs=clean_inputs, inputs=inputs, bounds=(low, high), boxes=boxes)
 
 
 class Replayer:
-    """The handle of a run folder, which is opened when it is needed if it has been closed.
-
-    The target and the data are created again from the run's record.
+    """The handle of a run folder. Target and data are created from the run's record; a closed reader is reopened.
 
     target, data, perturbation: required if the run does not record how to create them, such as a model in memory.
-    origin: another way to create target and data than the recorded one. trust: whether code that the run folder names
-    may run although the folder was not made here by this user; see `themis.runs.trust`.
+    origin: where target and data come from, instead of the recorded origin. trust: whether code that the run folder
+    names may run although the folder was not made here by this user; see `themis.runs.trust`.
     """
 
     def __init__(
@@ -169,7 +168,7 @@ class Replayer:
 
     @cached_property
     def origin(self) -> Origin | None:
-        """How the target and the data are created, if it is known."""
+        """How the target and the data are created; None if that is not recorded."""
         return self._origin or recorded_origin(self.run.record, self.permission)
 
     @cached_property
@@ -183,12 +182,12 @@ class Replayer:
 
     @cached_property
     def _own_target(self) -> AnyTarget:
-        """The target before it takes the bounds of the data."""
+        """The target before the bounds of the data are applied."""
         return self._target or self._known_origin("target").target()
 
     @cached_property
     def seeds(self) -> Seeds:
-        """The seeds that were tested: if the run split its data, the search part."""
+        """The seeds that were tested: all, or the search part if the run split its data."""
         is_split = self.run.record["settings"].get("split") is not None
         return read_split(self.run).search(self.all_seeds) if is_split else self.all_seeds
 
@@ -211,13 +210,13 @@ class Replayer:
 
     @property
     def oracle(self) -> Oracle:
-        """The run's oracle, or another one if the target has another."""
+        """The oracle of the target if it names one, otherwise that of the run."""
         with nullcontext() if self.origin is None else self.origin.in_folder():
             return recorded_oracle(self.run, self.target.oracle, self.permission)
 
     @property
     def _settles(self) -> bool:
-        """Whether clean outputs settle the oracle: not if it is the run's own, which they have settled."""
+        """Whether clean outputs must settle the oracle; those of the campaign have settled the run's own."""
         return bool(self.oracle.spec() != self.run.record["start"]["oracle"])
 
     @property
@@ -245,7 +244,7 @@ class Replayer:
 
     @contextmanager
     def opened(self, seed_id: Ints | None = None, chunk: int | None = None) -> Iterator[Calculator]:
-        """A calculator of these seeds, by default all, with their clean outputs; `chunk` and threads as recorded."""
+        """A calculator for these seeds, by default all, with clean outputs and the recorded chunk and threads."""
         record, seeds = self.run.record, self.seeds
         self._check_once()
         if seed_id is not None:
@@ -287,14 +286,14 @@ class Replayer:
             return run.tensors([fault.id]).get(fault.id)
 
     def _check_once(self) -> None:
-        """Refuse a model whose code has changed, but not one that the user passed or named to see what has changed."""
+        """Refuse the recorded model if its code has changed; a model that the user passed or named may differ."""
         is_own = self._target is not None or "model" in self.permission.own
         if not self._is_checked and not is_own:
             self.check_same_tests()
         self._is_checked = True
 
     def _check_memory(self, chunk: int, shape: Sequence[int]) -> None:
-        """Refuse a recorded number of tests per forward pass whose inputs do not fit into memory."""
+        """Refuse a recorded chunk whose inputs do not fit into memory."""
         check_memory(4 * chunk * math.prod(shape), f"a forward pass of {chunk:,} tests, as {self.run.path} records it,")
 
     def _known_origin(self, subject: str) -> Origin:
@@ -309,7 +308,7 @@ class Replayer:
 RunHandle = LiveRun | Replayer
 """Gives access to the model and the seeds of a run, so that its tests can be run again."""
 RUN_FIGURES = ("score", "raised", "faults_selected", "distinct_faults_selected")
-"""What the run adds to what its criterion reports."""
+"""Figures in the summary of a criterion that come from the run, not from the criterion itself."""
 
 
 def open_run(
@@ -328,8 +327,8 @@ def open_run(
         path: The run folder.
         target: Needed to replay faults if the run does not record how to create its model, for example because the
             model lives in memory.
-        data: The same for the data.
-        perturbation: The same for the perturbation.
+        data: Needed if the run does not record how to read its data.
+        perturbation: Needed if the perturbation is not known by its name.
         trust: Opening and showing a run never runs code that its folder names. Replaying faults does, and only if the
             folder was made on this machine by this user, or with True. Files to unpickle can be listed too.
     """
@@ -338,7 +337,7 @@ def open_run(
 
 
 def read_run(handle: Replayer) -> Run:
-    """The run in an open folder, whose faults are replayed by this handle."""
+    """The run in an open folder, with this handle to replay its faults."""
     run = handle.run
     summary, rounds, progress = run.summary(), run.rounds(), read_progress(run)
     if not rounds:
@@ -369,12 +368,12 @@ AnyRun = Run | str | Path
 
 
 def as_run(run: AnyRun, trust: Trusted = False) -> Run:
-    """The run; that of a folder is opened."""
+    """The run itself, opened if it is given as a folder."""
     return run if isinstance(run, Run) else open_run(run, trust=trust)
 
 
 def live_handle(run: Run) -> LiveRun:
-    """The handle of a run of this process; a run that was opened from a folder is refused."""
+    """The handle of a run made by this process; refuses a run that was opened from a folder."""
     if not isinstance(run.faults.handle, LiveRun):
         raise UsageError("the run must have been made by this process, but it was not: pass its folder")
     return run.faults.handle
@@ -386,7 +385,7 @@ def missing_seed(seed_id: int, n_seeds: int) -> str:
 
 
 def recorded_oracle(run: Reader, requested: str | Oracle, permission: Permission) -> Oracle:
-    """The run's oracle as its clean outputs settled it; another one if it was requested explicitly."""
+    """The explicitly requested oracle, or else that of the run as its clean outputs settled it."""
     start, oracle = run.record["start"], choose_oracle(requested)
     if start["oracle"] == "against" != oracle.spec():
         raise UsageError(
@@ -408,7 +407,7 @@ def recorded_oracle(run: Reader, requested: str | Oracle, permission: Permission
 
 
 def recorded_perturbation(run: Reader, requested: str | Perturbation | None, permission: Permission) -> Perturbation:
-    """The run's perturbation by its name, or the requested one if it is the same."""
+    """The run's perturbation, chosen by its name; a requested one must be the same."""
     name, magnitude = run.record["perturbation"], run.record["settings"]["magnitude"]
     if requested is None:
         permission.require(perturbation_code(name))
@@ -434,7 +433,7 @@ def recorded_perturbation(run: Reader, requested: str | Perturbation | None, per
 
 
 def _gap(a: Tensor, b: Tensor) -> float:
-    """The largest difference; 0 if both are equal to the bit, including values that are not finite."""
+    """The largest difference; 0 if both are equal to the bit, with equal values that are not finite."""
     if a.shape != b.shape:
         return float("inf")
     differs = ~((a == b) | (a.isnan() & b.isnan()))

@@ -53,33 +53,35 @@ class Start:
     clean_iou: float | None
     """Mean IoU on clean inputs, in tasks whose answer is a map."""
     chunk: int
+    """Tests per forward pass."""
     n_kept: int
-    """Seeds whose clean activations are kept in memory; the others are run again when tests need them."""
+    """Seeds whose clean activations are kept in memory; the others are recomputed when tests need them."""
     device: str
     gives_probabilities: bool
     oracle: str
     """The oracle as settled by the clean outputs."""
     oracle_asked: str
+    """The oracle as requested, such as `auto`."""
     fault: str
     """The definition of a fault, in words."""
     tests_before: int = 0
     """Tests that had been run when the campaign was resumed."""
     criterion: dict[str, Any] | None = None
-    """The campaign's criterion: its name, whether it guides the search, what it learned from."""
+    """The campaign's criterion: its name, whether it guides the search, and what it was fitted to."""
     classes: tuple[str, ...] | None = None
     """The names of the classes by number, if the data has them."""
     perturbed: str | None = None
-    """Which of several inputs per example is perturbed, in words; None if there is one."""
+    """Which of several inputs per example is perturbed, in words; None if there is only one."""
     entry: str | None = None
     """Which entry of the model's result holds its scores, in words; None if the result is a tensor."""
     clean_map: float | None = None
     """Mean average precision on clean inputs, as COCO defines it, in tasks whose answers are boxes."""
     slight: str | None = None
-    """That the perturbation hardly changes the inputs, if so."""
+    """A warning that the perturbation hardly changes the inputs; None if it does."""
     left_out: str | None = None
     """Why some seeds are not tested, in words; None if all of them are."""
     constant: str | None = None
-    """Why a low fault rate would say nothing: the clean answers are no better than a constant, in words."""
+    """Why a low fault rate would mean nothing, in words: the clean answers are no better than a constant. Else None."""
     kept_bytes: int | None = None
     """Memory for the clean activations that are kept; None in runs of earlier versions."""
 
@@ -109,12 +111,12 @@ class Start:
 
 
 def covers_neurons(layers: Iterable[str], preset: str | None) -> bool:
-    """Whether coverage is a goal for these layers: not if the output is the only one, except in the paper's preset."""
+    """Whether coverage is a goal: there is a layer besides the output, or the preset is the paper's."""
     return preset == "paper" or any(name != OUTPUT for name in layers)
 
 
 def record_covers_neurons(record: dict[str, Any]) -> bool:
-    """The same of a recorded run; True if it does not tell."""
+    """Whether coverage is a goal of a recorded run; True if its layers are not recorded yet."""
     layers = record.get("start", {}).get("layers")
     return not layers or covers_neurons((layer["name"] for layer in layers), record["settings"].get("preset"))
 
@@ -126,7 +128,7 @@ class Round:
     number: int
     tests: int
     dropped: int
-    """Of these tests, those that were not run because they are too dissimilar from the seed."""
+    """Tests that were counted but not run, because they are too dissimilar from the seed."""
     passes: int
     faults: int
     distinct_faults: int
@@ -135,27 +137,30 @@ class Round:
     seconds: float
     criterion_score: float | None = None
     residual_risk: Estimate | None = None
-    """The chance that the next uniform test shows a distinct fault that no test so far has seen; None without them."""
+    """The probability that the next uniform test shows a new distinct fault; None without uniform tests."""
+    # The following are None in rounds of earlier versions.
     reachable_faults: Estimate | None = None
-    """How many distinct faults four times the tests would find; None in rounds of earlier versions, as are the next."""
+    """How many distinct faults four times the tests would find."""
     reachable_seeds: Estimate | None = None
-    """How many failing seeds they would find."""
+    """How many failing seeds four times the tests would find."""
     recall: float | None = None
-    """The share of the distinct faults within reach that was found: this or more with probability 3/4; None if none."""
+    """A lower limit, with probability 3/4, of the share of reachable distinct faults found; None without faults."""
     forecast_faults_tests: int | None = None
-    """Tests still needed to find 95% of the distinct faults within reach."""
+    """Tests still needed to find 95% of the reachable distinct faults."""
 
 
 @dataclass(frozen=True)
 class StrengthPart:
-    """Random disturbances of these strengths: the share that the model still answered correctly."""
+    """The share of random disturbances of strength `low` to `high` that the model still answered correctly.
+
+    Strength is the distance of theta from its identity as a share of its range, in the furthest dimension.
+    """
 
     low: float
     high: float
-    """Strength is the share of theta's range, from its identity, that the furthest dimension goes."""
     tests: int
     correct: Estimate
-    """The mean of the seeds' own shares, over seeds that are answered correctly without a disturbance."""
+    """The mean over the seeds of the share that each answered correctly."""
 
 
 @dataclass(frozen=True)
@@ -165,12 +170,12 @@ class SliceRate:
     column: str
     value: str
     seeds: int
-    """Those that were tested."""
+    """Tested seeds of the slice."""
     tests: int
     fault_rate: Estimate | None
-    """None if none of its seeds was tested."""
+    """None if no seed of the slice was tested."""
     at_least: float
-    """The lower end of the fault rate that holds at 95% together with those of all other slices of the run."""
+    """A lower limit of the fault rate; the limits of all slices of the run hold together with 95% confidence."""
 
     @property
     def name(self) -> str:
@@ -200,30 +205,30 @@ class Run:
     stop: str
     """Why it stopped, as a sentence."""
     stop_reason: str
-    """coverage, found, decided, tests, seeds, passes, seconds, plateau or user; error in the summary of a campaign that
-    failed. `seeds`: a claim is undecided after one test of each.
+    """coverage, found, decided, tests, seeds, passes, seconds, plateau, user or error.
 
-    `found`: a model without hidden layers has no coverage goal, and little was left to find."""
+    `found`: the model has no coverage goal, and few faults were left to find. `seeds`: every seed was tested once, and
+    the claim is still undecided. `error`: the campaign failed; this only occurs in its summary."""
     faults: Faults
     rounds: list[Round]
     start: Start
     fault_rate: Estimate | None
-    """With a claim to decide, its interval holds at all times together."""
+    """With a claim to decide, the interval is valid however often it was looked at during the campaign."""
     residual_risk: Estimate | None
-    """The chance that the next uniform test shows a distinct fault that no test of the campaign has seen."""
+    """The probability that the next uniform test shows a distinct fault that no test of the campaign has found."""
     residual_risk_uniform: Estimate | None
-    """The same for a distinct fault that no test of the uniform stream has seen."""
+    """The probability that it shows a distinct fault that no test of the uniform stream has found."""
     coverage_uniform: float | None
     coverage_interval: Estimate | None
     design_effect: float | None
     normality: Normality | None
     correct_by_strength: tuple[StrengthPart, ...]
-    """What the uniform stream says by strength; empty without a uniform stream, or if tests were dropped."""
+    """The uniform stream by strength; empty without a uniform stream, or if tests were dropped."""
     calibration: Calibration | None
-    """How far confidence and correctness are apart; None without classes or labels, and before the end."""
+    """The gap between confidence and correctness; None without classes or labels, and before the end."""
     slices: tuple[SliceRate, ...]
-    """The fault rate by the columns of `slice_by`, else by class: the label of a seed, or without labels its clean
-    answer; and by the metadata of a data set of MAITE."""
+    """The fault rate of each slice, by the columns of `slice_by`; by default by class, which is the label of a seed or
+    else its clean answer, and by the metadata of a MAITE data set."""
     near_ties: list[int] = field(repr=False)
     """Tests with a margin below 1e-4: another device or batch shape may answer them differently."""
     seconds: Seconds
@@ -237,8 +242,8 @@ class Run:
     """Figures reported by the criterion itself."""
     environment: dict[str, Any] = field(repr=False)
     requests: dict[str, int] | None = None
-    """What a black box was sent since the campaign was started or resumed: `inputs` in `calls`, of which some were
-    `repeated` after an error; None for other models."""
+    """Requests to a black box since the campaign was started or resumed: how many `inputs` in how many `calls`, and how
+    many calls were `repeated` after an error; None for other models."""
     posterior_means: NDArray[np.float32] | None = field(default=None, repr=False)
     """The posterior mean of every neuron's sensitivity `[neurons]`, in the order of `start.layers` and in the units of
     `start.settings.scale`; None for a run that was opened from its folder."""
@@ -246,7 +251,7 @@ class Run:
     decision: Decision | None = None
     """The verdict on the claim of the setting `decide`; None without one, or before the campaign has ended."""
     review: Review | None = None
-    """What people's marks said when the run was opened; None if no fault is marked."""
+    """The reviewers' marks when the run was opened; None if no fault is marked."""
     folder: Path | None = field(default=None, repr=False)
     """The run folder; None if nothing was written."""
 
@@ -269,12 +274,12 @@ class Run:
 
     @property
     def counts(self) -> Counts:
-        """How many tests, faults, seeds and neurons it has."""
+        """The number of tests, faults, seeds and neurons."""
         return Counts.of(self.rounds[-1], vars(self.start))
 
     @property
     def verdict(self) -> RunVerdict:
-        """What it has shown, in one sentence."""
+        """The result in one sentence."""
         start = self.start
         rate, constant = self.fault_rate, start.constant
         return write_verdict(start.perturbation, start.task, self.counts, start.clean, rate, constant=constant)
@@ -326,12 +331,12 @@ class Run:
         trust: Trusted = False,
         allow_constant: bool = False,
     ) -> Any:
-        """Check limits as `themis gate` does; the `GateResults` are true if all gates pass, and print as lines.
+        """Check limits as `themis gate` does. The `GateResults` are true if all gates pass, and print a line per gate.
 
-        max_valid_fault_rate: a limit on the rate of faults that are valid tests by the marks of `themis review`.
+        max_valid_fault_rate: a limit on the rate of faults that reviewers marked as valid tests with `themis review`.
         baseline: the run that `max_new_faults` compares with, or its folder. trust: run folders whose code may run
-        although they were not made on this machine by this user. allow_constant: True if `max_fault_rate` may pass
-        although the clean answers are no better than a constant.
+        although they were not made on this machine by this user. allow_constant: let `max_fault_rate` pass even if
+        the clean answers are no better than a constant.
         """
         gates = _above("report.gates.gates").Gates.of(
             fail_under,
@@ -352,7 +357,7 @@ class Run:
         return difference
 
     def plot_robustness(self) -> Figure:
-        """How many seeds the search could not break, by strength; shrinks a fault per seed, which takes a while."""
+        """Plot how many seeds the search could not break, by strength. It shrinks one fault per seed, which is slow."""
         curve = _above("runs.analysis.shrink").robustness(self)
         figure: Figure = _above("runs.display.figure").robustness_figure(curve)
         return figure
@@ -416,15 +421,15 @@ def describe_profile(theta: Sequence[Mapping[str, Any]], seed_weights: str | Non
     return ", ".join(texts) or None
 
 
-HIGH_COVERAGE, LEAST_TESTS_PER_SEED = 0.9, 2
-"""Coverage above the first is read as nearly complete; with fewer tests per seed than the second it says little."""
+HIGH_COVERAGE, MIN_TESTS_PER_SEED = 0.9, 2
+"""Readers take coverage above HIGH_COVERAGE as nearly complete, but with fewer tests per seed it says little."""
 
 
 def coverage_caution(coverage: float, n_tests: int, n_seeds: int, scale: str) -> str | None:
     """Why a high coverage says little after so few tests; None if it is not high, or based on enough tests."""
-    if coverage < HIGH_COVERAGE or n_tests >= LEAST_TESTS_PER_SEED * n_seeds:
+    if coverage < HIGH_COVERAGE or n_tests >= MIN_TESTS_PER_SEED * n_seeds:
         return None
-    seeds = "most of them were not tested" if 2 * n_tests < n_seeds else f"fewer than {LEAST_TESTS_PER_SEED} per seed"
+    seeds = "most of them were not tested" if 2 * n_tests < n_seeds else f"fewer than {MIN_TESTS_PER_SEED} per seed"
     text = f"coverage of {percent(coverage)} after {counted(n_tests, 'test')} on {counted(n_seeds, 'seed')} ({seeds})"
     if scale == "relative":
         return f"{text} says little about the others: set no coverage goal, and a budget of more tests"
@@ -435,7 +440,7 @@ def coverage_caution(coverage: float, n_tests: int, n_seeds: int, scale: str) ->
 
 
 def _above(module: str) -> Any:
-    """A module that reports, gates or analyses runs; methods of `Run` are shorthands for functions of such modules."""
+    """Import a module that builds on runs; methods of `Run` that use it are shorthands for its functions."""
     return import_module(f"themis.{module}")
 
 

@@ -1,4 +1,4 @@
-"""Where a target and its data come from, described so that another process can load them again."""
+"""Where a target and its data come from, in a form that lets another process load them again."""
 
 from __future__ import annotations
 
@@ -90,15 +90,15 @@ class Origin:
     )
     zoo: str | None = option(None, "model of the zoo with its weights and data, such as lenet5-mnist; see themis zoo")
     permission: Permission | None = field(default=None, repr=False, compare=False)
-    """Whether the code that it names may run, if it was recorded in a run folder; None for names of the user's own."""
+    """Whether the code that a run folder recorded may run; None if the user named it."""
 
     @staticmethod
     def of(values: dict[str, Any]) -> Origin:
-        """Return an origin from a dict that may hold other names too."""
+        """Return an origin from a dict, ignoring names that are not its options."""
         return Origin(**{name: value for name, value in values.items() if name in OPTIONS})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data, with the hash of each trusted file, and without code that may not run."""
+        """Return plain data, with the hash of each trusted file, and without names of code that may not run."""
         values = {name: getattr(self, name) for name in OPTIONS}
         if self.permission is not None and not self.permission.is_granted:
             default = Origin()
@@ -108,7 +108,7 @@ class Origin:
         return {**values, "bounds": list(self.bounds), "trust": files or None}
 
     def code(self, *options: str) -> list[str]:
-        """Return the code that these options name, in words, unless the user named them."""
+        """Return in words the code that these options name, leaving out what the user named."""
         own = frozenset() if self.permission is None else self.permission.own
         code = code_of(vars(self), [name for name in options if name not in own])
         if "model" in options and self.permission is not None and "model" not in own:
@@ -116,12 +116,12 @@ class Origin:
         return code
 
     def _require(self, *options: str) -> None:
-        """Refuse to run code that these options name if a run folder that may not run code recorded them."""
+        """Refuse to run code that these options name if it comes from a run folder that is not trusted."""
         if self.permission is not None:
             self.permission.require(self.code(*options))
 
     def _trust(self) -> Trust:
-        """Return the files that may run code: those the user trusts, and those the run trusted if that is permitted."""
+        """Return the files that may run code: those that the user trusts and, with permission, those of the run."""
         from themis.target.loaders.weights import HASH_MARK, Trust
 
         if self.permission is None:
@@ -150,15 +150,15 @@ class Origin:
         except ThemisError as error:
             raise type(error)(f"reference {self.against!r}: {str(error).replace('--model', '--against')}") from error
 
-    def _load(self, what: str, beside: AnyTarget | None = None) -> AnyTarget:
-        """Load the target on its device; `beside`: the model that it is the reference of."""
+    def _load(self, what: str, tested: AnyTarget | None = None) -> AnyTarget:
+        """Load the target on its device; if it is a reference, `tested` is the model that is tested against it."""
         with self.in_folder(), step(what):
-            target = self._load_target(beside) if self.zoo is None else self._load_from_zoo(self.zoo)
+            target = self._load_target(tested) if self.zoo is None else self._load_from_zoo(self.zoo)
         if self.device is not None:
             _move(target, self.device)
         return target
 
-    def _load_target(self, beside: AnyTarget | None) -> AnyTarget:
+    def _load_target(self, tested: AnyTarget | None) -> AnyTarget:
         from themis.target.loaders import load_model, load_weights
         from themis.target.target import AnyTarget, Target
 
@@ -170,11 +170,11 @@ class Origin:
             self._refuse_given(*of_inputs, *of_outputs, because=f"{self.model} returns a Target: set it there")
             target = model
         else:
-            target = self._wrap(model, version, None if beside is not None else statistics)
-        if beside is not None and target is not model:
+            target = self._wrap(model, version, None if tested is not None else statistics)
+        if tested is not None and target is not model:
             from themis.target.against import like
 
-            target = like(target, beside)
+            target = like(target, tested)
         if self.weights is not None:
             if not isinstance(target, Target):
                 raise UsageError(f"--weights must be left out, because {self.model} has its own")
@@ -182,7 +182,7 @@ class Origin:
         return target
 
     def _load_from_zoo(self, name: str) -> AnyTarget:
-        """Load a target of the zoo; options that the zoo defines are refused, except for weights and data."""
+        """Load a target of the zoo; refuses options that the zoo defines, except for weights and data."""
         of_zoo = ("model", "bounds", "mean", "std", "label_order", "channels", "perturbed", "output")
         self._refuse_given(*of_zoo, because=f"{name} of the zoo has its own: leave out --zoo to set it")
         layers = "auto" if self.layers is None else tuple(self.layers)
@@ -192,17 +192,17 @@ class Origin:
         return target
 
     def _refuse_given(self, *names: str, because: str) -> None:
-        """Refuse options that have other values than by default."""
+        """Refuse options whose values differ from the default."""
         default = Origin()
         for name in names:
             if getattr(self, name) != getattr(default, name):
                 raise UsageError(f"--{name.replace('_', '-')} must be left out, because {because}")
 
     def _wrap(self, model: Any, version: str, statistics: Statistics | None) -> AnyTarget:
-        """Return a target around a model, with the options.
+        """Return a target for a model, with the options.
 
-        The normalisation that the model's package names for it is taken unless the user gives one. A run records it,
-        so none is added to what a run recorded.
+        Without a normalisation of the user's, the one that the model's package recommends is applied. A run records
+        the normalisation it used, so nothing is added to a recorded origin.
         """
         from torch import nn
 
@@ -229,7 +229,7 @@ class Origin:
         if not isinstance(model, nn.Module) and self.autocast is not None:
             raise UsageError(f"--autocast must be left out, because {self.model} is not a PyTorch module")
         if is_maite_model(model) or (is_estimator(model) and not isinstance(model, nn.Module)):
-            if self.bounds == Origin().bounds:  # as in Python, a table and a data set of MAITE have their own
+            if self.bounds == Origin().bounds:  # as in Python, tables and MAITE data sets have their own bounds
                 options["bounds"] = UNBOUNDED
             return BlackBox(model, **options, version=version)
         if isinstance(model, FileModel):
@@ -246,7 +246,7 @@ class Origin:
         )
 
     def resolved(self, target: AnyTarget) -> Origin:
-        """Return the origin with the bounds and the normalisation that its target took from the data and the model."""
+        """Return the origin with the bounds and the normalisation that were derived from the data and the model."""
         from themis.target.loaders import PACKAGES
         from themis.target.target import UNBOUNDED, Normalize
 
@@ -273,7 +273,7 @@ class Origin:
             return read_seeds(data).with_features(self.features)
 
     def read_rivals(self) -> list[AnyTarget]:
-        """Load the rivals: those of the zoo with their weights, others with the options of the target."""
+        """Load the rivals: models of the zoo with their own weights, others with the options of the target."""
         self._require("rivals", "oracle")
         if not self.rivals:
             return []
@@ -289,7 +289,7 @@ class Origin:
         return rivals
 
     def read_train(self) -> Any:
-        """Read the training data, given by name or by the zoo's model; None if there is none."""
+        """Read the training data that is named, or that of the zoo's model; None if there is none."""
         if self.train is not None:
             self._require("train")
             return self._read_named(self.train, "train")
@@ -327,9 +327,9 @@ class Origin:
 
     @contextmanager
     def in_folder(self) -> Iterator[None]:
-        """Work in the folder that the names refer to, if it still exists, and look up modules there too.
+        """Work in the folder that paths and module names are relative to, if it still exists.
 
-        A folder that a run recorded is used only if its code may run: what the user named is looked up where they are.
+        A recorded folder is used only if its code may run; names that the user gave are looked up in the user's folder.
         """
         permission, here = self.permission, os.getcwd()
         folder = self.folder if self.folder is not None and os.path.isdir(self.folder) else here
@@ -344,7 +344,7 @@ class Origin:
 
     @contextmanager
     def imported_anew(self) -> Iterator[None]:
-        """Import modules from its folder, even if others of the same name have been imported from elsewhere."""
+        """Import modules from the origin's folder, even if modules of the same name were imported from elsewhere."""
         is_permitted = self.permission is None or self.permission.is_granted
         folder = self.folder if is_permitted else None
         with imported_anew(folder) if folder is not None and os.path.isdir(folder) else nullcontext():
@@ -361,7 +361,7 @@ OPTIONS = tuple(each.name for each in fields(Origin) if each.name != "permission
 
 
 def recorded_origin(record: dict[str, Any], permission: Permission) -> Origin | None:
-    """Return how a run's target and data were made, if it is recorded, together with whether its code may run."""
+    """Return how a run's target and data were made, with the permission to run that code; None if not recorded."""
     if record["origin"] is None:
         return None
     origin = Origin.of({**record["origin"], "bounds": tuple(record["origin"]["bounds"])})
@@ -369,7 +369,7 @@ def recorded_origin(record: dict[str, Any], permission: Permission) -> Origin | 
 
 
 def _anchored(origin: Origin) -> Origin:
-    """Return the origin with absolute paths of plain files, so that nobody has to work in its folder."""
+    """Return the origin with absolute paths of plain files, so that the folder need not be the working directory."""
     from themis.data.readers import READERS
     from themis.target.loaders import is_file
 

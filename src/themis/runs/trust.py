@@ -4,8 +4,9 @@ A run folder says how its model and data are made: modules to import, functions 
 wrote the folder chose these names. Reading a folder never follows them. Commands that rebuild the model do, and only if
 the folder was made on this machine by this user, or if the user trusts it explicitly.
 
-To tell, the writer of a run signs everything in its record that names code with a secret key in the state folder of the
-user, outside of all run folders. A folder from elsewhere, or one in which a name was changed, has no valid signature.
+To tell the difference, the writer of a run signs everything in its record that names code. The secret key is in the
+user's state folder, outside all run folders. A folder from elsewhere, or one in which a name was changed, has no valid
+signature.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ from themis.errors import UsageError
 from themis.reading import open_regular
 
 Trusted = bool | str | Path | Sequence[str | Path]
-"""What the user trusts: everything that is opened (True), nothing (False), or these run folders and files."""
+"""What the user trusts: everything (True), nothing (False), or these run folders and files."""
 
 KEY_BYTES = 32
 TAG = "tag"
-"""Name of the signature in the record of a run."""
-PURPOSE = b"themis run folder 1\n"
-"""Keeps the signature of a run from being valid for anything else."""
+"""The key of the signature in the record of a run."""
+SIGNING_CONTEXT = b"themis run folder 1\n"
+"""Signed with every record, so that the signature of a run is not valid for anything else."""
 SIGNED_SETTINGS = ("policy", "criterion", "judge")
 """Settings that name code."""
 SIGNED_START = ("oracle", "oracle_asked")
-"""Names in the start of a campaign that may name code."""
+"""Fields of a campaign's start that may name code."""
 
 
-class KeyProblem(Exception):  # noqa: N818 - it is caught and put into words, never shown as an error
-    """Why there is no key to sign with."""
+class KeyProblem(Exception):  # noqa: N818 - always caught; its text becomes part of a message
+    """There is no usable key to sign with; the message says why."""
 
 
 def state_folder() -> Path:
@@ -49,12 +50,12 @@ def state_folder() -> Path:
     shared = Path(os.environ.get("XDG_STATE_HOME", ""))
     try:
         return (shared if shared.is_absolute() else Path.home() / ".local" / "state") / "themis"
-    except RuntimeError as error:  # there is no home
+    except RuntimeError as error:  # there is no home folder
         raise KeyProblem("the home folder is unknown, so there is no key: set THEMIS_STATE to a folder") from error
 
 
 def read_key(*, creates: bool = False) -> bytes:
-    """The user's secret key; `creates`: make one if there is none."""
+    """The user's secret key; with `creates`, a missing key is created."""
     folder = state_folder()
     path = folder / "key"
     try:
@@ -74,7 +75,7 @@ def read_key(*, creates: bool = False) -> bytes:
 
 
 def _create_key(folder: Path, path: Path) -> None:
-    """Make a key that only this user can read; if two processes do so at once, the first one's counts."""
+    """Create a key that only this user can read; if two processes do so at once, the first key is kept."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = folder / f"key.{os.getpid()}.{secrets.token_hex(8)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
@@ -83,7 +84,7 @@ def _create_key(folder: Path, path: Path) -> None:
         file.flush()
         os.fsync(file.fileno())
     try:
-        os.link(part, path)  # unlike a rename, never replaces a key, and it appears with its content
+        os.link(part, path)  # unlike a rename, never replaces a key; unlike a copy, appears with its content
     except FileExistsError:
         pass
     except OSError:  # a disk without hard links
@@ -93,17 +94,17 @@ def _create_key(folder: Path, path: Path) -> None:
 
 
 def sign(record: dict[str, Any]) -> str:
-    """The signature of everything in a record that names code; makes a key if there is none."""
+    """The signature of everything in a record that names code; creates a missing key."""
     return _tag(record, read_key(creates=True))
 
 
 def _tag(record: dict[str, Any], key: bytes) -> str:
     content = json.dumps(signed_part(record), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hmac.new(key, PURPOSE + content.encode(), sha256).hexdigest()
+    return hmac.new(key, SIGNING_CONTEXT + content.encode(), sha256).hexdigest()
 
 
 def signed_part(record: dict[str, Any]) -> dict[str, Any]:
-    """What is signed: how the model and the data are made, and every name that may be a module's."""
+    """The signed part of a record: how the model and the data are made, and every setting that may name a module."""
     settings, start = record.get("settings") or {}, record.get("start") or {}
     return {
         "origin": record.get("origin"),
@@ -114,7 +115,7 @@ def signed_part(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def why_not_ours(record: dict[str, Any]) -> str:
-    """Why a record is not known to be of this user and machine; empty if it is."""
+    """Why a record cannot be attributed to this user and machine; empty if it can."""
     tag = record.get(TAG)
     if not isinstance(tag, str) or not tag:
         return "it is not signed, as runs of earlier versions and from other places are not"
@@ -129,7 +130,7 @@ def why_not_ours(record: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Permission:
-    """Whether the code that a run folder names may run, and what the user named instead; origins carry it."""
+    """Whether the code that a run folder names may run, and what the user named instead."""
 
     folder: str
     """The run folder."""
@@ -138,11 +139,11 @@ class Permission:
     code: tuple[str, ...] = ()
     """All the code that the folder names, in words."""
     own: frozenset[str] = frozenset()
-    """Options that the user named: what they name is the user's own code."""
+    """Options that the user gave; the code that they name is the user's own."""
     own_trust: tuple[str, ...] = ()
     """Files that the user trusts."""
     home: str = field(default_factory=os.getcwd)
-    """The folder in which the user named them."""
+    """The working directory when the user gave these options."""
 
     @property
     def is_granted(self) -> bool:
@@ -161,12 +162,12 @@ class Permission:
         )
 
     def with_own(self, names: Iterable[str], trust: Iterable[str] = ()) -> Permission:
-        """The same with options that the user named."""
+        """This permission with further options that the user gave."""
         return replace(self, own=self.own | frozenset(names), own_trust=(*self.own_trust, *trust))
 
 
 def permit(path: str | Path, record: dict[str, Any], trusted: Trusted = False) -> Permission:
-    """Whether the code that a run folder names may run: if the user trusts the folder, or made it here."""
+    """Whether the code that a run folder names may run: the user must trust the folder, or have made it here."""
     problem = "" if is_trusted(path, trusted) else why_not_ours(record)
     files = tuple(os.path.abspath(file) for file in _paths(trusted) if not os.path.isdir(file))
     return Permission(str(path), problem, tuple(recorded_code(record)), own_trust=files)
@@ -184,7 +185,7 @@ def _paths(trusted: Trusted) -> list[str]:
 
 
 def _is_model_code(spec: str) -> bool:
-    """Whether a model is made by code that its name chooses: a factory, or a package that downloads what it names."""
+    """Whether a model's name chooses the code that builds it: a factory, or a package that downloads what it names."""
     from themis.target.loaders import FILE_LOADERS, PACKAGES
 
     kind = spec.partition(":")[0]
@@ -198,7 +199,7 @@ def _is_model_code(spec: str) -> bool:
 
 
 def _is_data_code(spec: str) -> bool:
-    """Whether data is made by code that its name chooses, or downloaded."""
+    """Whether a data name chooses the code that makes the data, or has it downloaded."""
     from themis.data.readers import READERS
 
     name, _, rest = spec.partition(":")

@@ -3,13 +3,11 @@
 from themis.errors import UsageError, nearest
 from themis.plugins import Extensible
 from themis.search.boundary import Boundary
-from themis.search.policy import Policy, Space
+from themis.search.policy import Corners, Policy, Random, Space
 from themis.search.scheduled import Scheduled
-from themis.search.simple import Corners, Random
 
 POLICIES: Extensible[type[Policy]] = Extensible(
-    "themis.policies",
-    {"random": Random, "corners": Corners, "scheduled": Scheduled, "boundary": Boundary},
+    "themis.policies", {"random": Random, "corners": Corners, "scheduled": Scheduled, "boundary": Boundary}
 )
 
 

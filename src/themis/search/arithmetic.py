@@ -6,46 +6,47 @@ number of standard deviations between the mean and 0 becomes a chance through a 
 campaign proceeds and shifted for answers that break more or less often than others. A seed's own count of faults
 gradually outweighs this estimate. Only tests of the search stream count here, because uniform tests are weaker.
 
-The chance that the fault is new is estimated from faults of both streams, of seeds with as many faults and as many
-outcomes seen once, in the manner of Good and Turing. A seed's first fault counts twice, as a distinct fault and as a
-failing seed.
+The chance that the fault is new is a Good-Turing estimate from the faults of both streams, over seeds with the same
+number of faults and of outcomes seen once. A seed's first fault counts twice, as a distinct fault and as a failing
+seed.
 """
 
 import numpy as np
 
 from themis.measure.tests import Bools, Floats, Ints, Results
-from themis.search.kinds import BORROWED, FADING_TESTS, FLIP, NEAR, PLAIN, PRIOR_TESTS, SWEEP, UNIFORM
+from themis.search.kinds import BORROWED, FADING_TESTS, FIRST_ASCENT, FLIP, NEAR, PRIOR_TESTS, SWEEP, UNIFORM
 from themis.search.policy import FOR_KIND, FOR_PICK, FOR_SEED, SEARCH_STREAM, Numbers, Space, State
 
-LEAST_PRECISION = 1e-6
-"""What is left of the curve's precision however long no test breaks."""
+MIN_PRECISION = 1e-6
+"""Least precision of the curve, however long no test has broken a seed."""
 ESTIMATE_WEIGHT = 5
-"""Weight, in tests, of the chance estimated from margins; with more tests, its own count of faults outweighs it."""
+"""Weight, in tests, of the chance estimated from margins; with more tests, a seed's own count of faults outweighs
+it."""
 ANSWER_PRIOR_FAULTS = 5
 """Weight, in faults, of the prior that seeds with the same clean answer break as often as their margins suggest."""
 CLEAN_MARGIN_WEIGHT = 0.25
 """Weight of a clean margin, in tests: seeds differ about twice as much as the tests of one seed do."""
 REPEAT_VALUE = 0.3
-"""Relative value of another test of a seed whose corners have all been tried, if there is no noise."""
+"""Relative value of another test after all corners of a seed have been tried, if there is no noise."""
 FIRST_FAULT_BONUS = 1.0
-"""Additional value of the first fault of a seed: it is a failing seed too, whose other outcomes may follow."""
+"""Additional value of a seed's first fault: it also shows a failing seed, which may have other outcomes."""
 KEPT_MARGIN_OFFSET = 0.03
-"""Until the first fault, a test is worth more the less of its margin a seed has kept: up to 1 / KEPT_MARGIN_OFFSET."""
+"""Until the first fault, the value of a test rises to 1 / KEPT_MARGIN_OFFSET as its seed loses its margin."""
 MAX_SEED_FAULTS, MAX_SEEN_ONCE = 32, 16
-"""Numbers of faults of a seed, and of outcomes seen once, up to which they are distinguished."""
+"""Seeds with at least this many faults, or outcomes seen once, are treated alike."""
 PRIOR_NEW_FAULTS = PRIOR_TESTS / 2 * (1 / (1 + np.arange(MAX_SEED_FAULTS)))[:, None]
-"""Pseudo-faults that are new: of a seed with `n` faults, one in `n + 1`."""
+"""New pseudo-faults: one in `n + 1` for seeds with `n` faults."""
 KIND_PRIOR_FAULTS = 6.0
-"""Pseudo-faults added to those of each kind, which limit the randomness while few have been seen."""
+"""Pseudo-faults added to those of each kind, which limit the randomness while there are few faults."""
 BORROWED_JITTER = 1 / 64
-"""Maximum share of its range by which a fault's theta is moved for another seed, so that faults of one cause show its
-extent and not only the first theta that revealed it."""
+"""Largest move of a fault's theta for another seed, as a share of the range. Without it, the faults of a cause would
+all be at the first theta that revealed it."""
 N_LEADING_SEEDS = 10
 """The number of seeds closest to breaking whose best theta is tried on other seeds."""
 FOR_BORROWED, FOR_DIMENSION, FOR_STEP, FOR_LEAD, FOR_LEADING, FOR_MOVE = -1, -2, -5, -7, -8, -9
-"""The uses of the random numbers of the purpose FOR_PICK that a test has: whose theta is borrowed, which dimension is
-flipped, how long a step is, which seed leads, whether its theta is taken, and the moves along the dimensions, from
-FOR_MOVE downwards. The numbers from 0 upwards decide the bounds of a corner."""
+"""What a test uses random numbers of the purpose FOR_PICK for: whose theta is borrowed, which dimension is flipped, the
+length of a step, which seed leads, whether its theta is used, and the moves along the dimensions, from FOR_MOVE
+downwards. The numbers from 0 upwards decide the bounds of a corner."""
 
 
 def before_tests(space: Space) -> State:
@@ -72,7 +73,7 @@ def before_tests(space: Space) -> State:
 
 
 class Arithmetic:
-    """What the policy computes from its state; `Compiled` has the same methods in C."""
+    """The computations of the policy on its state; `Compiled` has the same methods in C."""
 
     def __init__(self, space: Space) -> None:
         self.space = space
@@ -113,7 +114,7 @@ class Arithmetic:
         return worth
 
     def spreads_above(self, state: State) -> Numbers:
-        """How many standard deviations above 0 each seed's next margin is expected to be."""
+        """Each seed's expected next margin, in standard deviations."""
         n = state["margin_losses"][0].sum()
         # At first, assume that the typical seed rarely breaks.
         spread = np.sqrt(state["squared_shortfall"] / n) if n else np.median(self.space.margin) / 4
@@ -159,7 +160,7 @@ class Arithmetic:
         return shortfall
 
     def learn_faults(self, state: State, position: Ints, outcome: Ints) -> Ints:
-        """Learn from faults of both streams, given what was known of their seeds before. Returns which are new."""
+        """Learn from faults of both streams. Returns which are new."""
         seen_once = np.minimum(state["seen_once"][position], MAX_SEEN_ONCE - 1)
         cell = np.minimum(state["faults"][position], MAX_SEED_FAULTS - 1) * MAX_SEEN_ONCE + seen_once
         seen, new_ones = (state[name].reshape(-1) for name in ("seen_faults", "new_faults"))
@@ -180,7 +181,7 @@ class Arithmetic:
         return new
 
     def keep_least(self, state: State, theta: Floats, position: Ints, margin: Floats) -> None:
-        """Keep the smallest margin of each seed, and theta at which it was seen."""
+        """Keep the smallest margin of each seed and its theta."""
         # In descending order of margin, so that a seed tested twice keeps the smaller one.
         lower = (margin < state["margin"][position]).nonzero()[0]
         lower = lower[np.argsort(-margin[lower], kind="stable")]
@@ -190,7 +191,7 @@ class Arithmetic:
     # Which kinds, and which theta
 
     def sample_kinds(self, number: Ints, state: State, prior: Numbers, costs: Numbers, n: int) -> tuple[Ints, Ints]:
-        """For each test the kind with the largest sampled return per pass, without a gradient and among the first `n`.
+        """The kind with the largest sampled return per pass for each test: without a gradient, and among the first `n`.
 
         prior: the prior return of each kind. costs: the cost of a test of each kind.
         """
@@ -203,7 +204,7 @@ class Arithmetic:
         scores = ndtri(self.space.uniforms(FOR_KIND, range(n), number).clip(1e-9, 1 - 1e-9))
         scores /= np.sqrt(expected + KIND_PRIOR_FAULTS)[:n]
         scores += np.log(expected / (tried + PRIOR_TESTS))[:n]
-        return scores[:, :PLAIN].argmax(1), scores.argmax(1)
+        return scores[:, :FIRST_ASCENT].argmax(1), scores.argmax(1)
 
     def thetas(self, state: State, chosen: Ints, position: Ints, number: Ints) -> Floats:
         """Theta by kind: at bounds drawn at random for corners, and the first step of an ascent near a good theta."""
@@ -213,7 +214,7 @@ class Arithmetic:
             (chosen == BORROWED, self._borrowed),
             (chosen == FLIP, self._flipped),
             (chosen == UNIFORM, self._uniform),
-            ((chosen == NEAR) | (chosen >= PLAIN), self._near),
+            ((chosen == NEAR) | (chosen >= FIRST_ASCENT), self._near),
         ):
             theta[is_kind] = propose(state, position[is_kind], number[is_kind])
         return theta
@@ -284,7 +285,7 @@ def _by_answer(state: State, position: Ints, first: Numbers | Bools, second: Num
 def _fault_values(state: State) -> Numbers:
     """The value of a fault, by the number of faults of its seed and of outcomes seen once.
 
-    It is the chance that the fault is new, and more if it is the first one.
+    It is the chance that the fault is new, plus a bonus for the first fault.
     """
     values: Numbers = (state["new_faults"] + PRIOR_NEW_FAULTS) / (state["seen_faults"] + PRIOR_TESTS / 2)
     values[0] *= 1 + FIRST_FAULT_BONUS
@@ -299,12 +300,12 @@ def _frailty(state: State) -> Numbers:
 
 
 def _fit_curve(state: State, spreads: Numbers, broke: Bools, position: Ints) -> None:
-    """Newton steps to the most likely logistic curve, starting from the previous estimate, which fades."""
+    """Fit the most likely logistic curve by Newton steps; the previous estimate, which fades, is the prior."""
     fading = float(np.exp(-len(spreads) / FADING_TESTS))
     frailty = _frailty(state)[position]
     first, second = before = state["curve"].tolist()
     (p11, p12), (_, p22) = (fading * state["precision"]).tolist()
-    p11, p22 = max(p11, LEAST_PRECISION), max(p22, LEAST_PRECISION)
+    p11, p22 = max(p11, MIN_PRECISION), max(p22, MIN_PRECISION)
     for _ in range(4):
         chance = _logistic(first + second * spreads + frailty)
         missed, weight = broke - chance, chance * (1 - chance)
@@ -314,7 +315,7 @@ def _fit_curve(state: State, spreads: Numbers, broke: Bools, position: Ints) -> 
         slope2 = float(missed @ spreads) - p12 * moved[0] - p22 * moved[1]
         c11, c12, c22 = float(weight.sum()) + p11, float(weighted.sum()) + p12, float(weighted @ spreads) + p22
         ratio = c12 / c11
-        step = (slope2 - ratio * slope1) / max(c22 - ratio * c12, LEAST_PRECISION)
+        step = (slope2 - ratio * slope1) / max(c22 - ratio * c12, MIN_PRECISION)
         first += min(max((slope1 - c12 * step) / c11, -2.0), 2.0)
         second += min(max(step, -2.0), 2.0)
     state["curve"], state["precision"] = np.array([first, second]), np.array([[c11, c12], [c12, c22]])

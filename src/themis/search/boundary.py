@@ -1,4 +1,4 @@
-"""The search against a reference: two models that are alike disagree where both are about to change their answer."""
+"""The search against a reference: two similar models disagree where both are about to change their answer."""
 
 from dataclasses import replace
 
@@ -7,20 +7,20 @@ import numpy as np
 from themis.measure.tests import NEAR_TIE, Bools, Floats, Ints, Results, Tests
 from themis.search.policy import FOR_KIND, SEARCH_STREAM, Policy, Space, State
 
-MOST_STEPS = 24
-"""Steps between the ends of a line, after which they are too close for another test to lie between them."""
+MAX_STEPS = 24
+"""Steps on a line after which its ends are too close for another test between them."""
 CORNER_SHARE = 0.75
-"""Share of the first tests of a line that are at a corner of theta; the others are drawn uniformly."""
-LEAST_PART = 0.1
-"""A step keeps at least this part of the line on either side."""
+"""Share of first tests of lines at a corner of theta; the others are drawn uniformly."""
+MIN_PART = 0.1
+"""Least share of the line that a step leaves on either side."""
 
 
 class Boundary(Policy):
-    """Looks for a test that changes the answer of a seed, then between this test and the seed for where it changes.
+    """Looks for a test that changes the answer of a seed, then for the place between the two where the answer changes.
 
     On this line the models change their answers at two places, and disagree between them. Every second step halves the
-    line, the others divide it by the margins at its ends. A line keeps its noise; it ends with a fault, or where the
-    margin is so small that rounding decides.
+    line; the others divide it in proportion to the margins at its ends. All tests of a line have the same noise. A line
+    ends with a fault, or when the margin is so small that rounding decides.
     """
 
     def init(self, space: Space) -> None:
@@ -29,8 +29,8 @@ class Boundary(Policy):
         self._start = space.identity.clip(space.low, space.high)
         self.state: State = {
             "steps": np.zeros(n, dtype=np.int64),  # 0: the seed has no line
-            "lines": np.zeros(n, dtype=np.int64),  # that have ended, and first tests that did not start one
-            "margin": space.margin.astype(np.float32),  # the smallest that a first test has shown
+            "lines": np.zeros(n, dtype=np.int64),  # finished lines, and first tests that did not start a line
+            "margin": space.margin.astype(np.float32),  # the smallest margin of a first test
             "noise_seed": np.zeros(n, dtype=np.int64),
             "near": np.tile(self._start, (n, 1)),  # the end with the answer of the seed
             "far": np.zeros((n, dimensions), dtype=np.float32),  # the end with another one
@@ -63,7 +63,7 @@ class Boundary(Policy):
         state = self.state
         near, far = state["near_margin"][at], state["far_margin"][at]
         by_margin = np.divide(near, near + far, out=np.full_like(near, 0.5), where=near + far > 0)
-        part = np.where(state["steps"][at] % 2, by_margin.clip(LEAST_PART, 1 - LEAST_PART), 0.5)[:, None]
+        part = np.where(state["steps"][at] % 2, by_margin.clip(MIN_PART, 1 - MIN_PART), 0.5)[:, None]
         theta: Floats = (state["near"][at] + part * (state["far"][at] - state["near"][at])).astype(np.float32)
         return np.minimum(np.maximum(theta, self.space.low), self.space.high)
 
@@ -76,18 +76,18 @@ class Boundary(Policy):
         self._begin(position[is_first], tests[is_first], results[is_first])
 
     def _step(self, position: Ints, theta: Floats, results: Results) -> None:
-        """Move one end of each line to its test; a line with a fault has ended."""
+        """Move one end of each line to its test; a fault ends the line."""
         state = self.state
         is_near = results.outcome == self.space.answer[position]
         for end, rows in (("near", is_near), ("far", ~is_near)):
             state[end][position[rows]] = theta[rows]
             state[f"{end}_margin"][position[rows]] = results.margin[rows]
         state["steps"][position] += 1
-        is_short = (results.margin < NEAR_TIE) | (state["steps"][position] > MOST_STEPS)
+        is_short = (results.margin < NEAR_TIE) | (state["steps"][position] > MAX_STEPS)
         self._end(position[results.is_fault | ~results.was_run | is_short])
 
     def _begin(self, position: Ints, tests: Tests, results: Results) -> None:
-        """Begin a line with each test that changed the answer, unless its seed has one."""
+        """Begin a line at each test that changed the answer, unless its seed already has a line."""
         state, space = self.state, self.space
         np.minimum.at(state["margin"], position, np.abs(results.margin))
         begins: Bools = (

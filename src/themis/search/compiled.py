@@ -1,6 +1,6 @@
-"""The arithmetic of policy `scheduled` in C, which takes a few calls instead of hundreds of NumPy operations.
+"""The arithmetic of policy `scheduled` in C, a few calls instead of hundreds of NumPy operations.
 
-The numbers may differ from NumPy's in the last bits, because sums are added in another order.
+Results may differ from NumPy's in the last bits, because sums are computed in another order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from themis.compute import native, rng
 from themis.compute.native import Library, address, addresses
 from themis.measure.tests import Floats, Ints, Results
-from themis.search.kinds import PLAIN
+from themis.search.kinds import FIRST_ASCENT
 from themis.search.policy import FOR_KIND, FOR_PICK, FOR_SEED, FOR_THETA, SEARCH_STREAM, Numbers, Space, State
 
 AnyArray = NDArray[Any]
@@ -106,7 +106,7 @@ class Compiled:
         types = [DOUBLE] * 4 + [INTEGER] * 3
         arrays = addresses(types, prior, costs, state["tried"], state["paid"], number, plain, best)
         prefix, n_tests = rng.prefix(self._space.random_seed, FOR_KIND), len(number)
-        self._library.themis_choose_kinds(prefix, n_tests, PLAIN, n, len(prior), *arrays)
+        self._library.themis_choose_kinds(prefix, n_tests, FIRST_ASCENT, n, len(prior), *arrays)
         return plain, best
 
     def _bind_thetas(self, state: State) -> int:
@@ -119,7 +119,7 @@ class Compiled:
 
 
 class _Structure:
-    """A structure of C: numbers, constant arrays, and arrays that resemble `patterns`, which may only be longer."""
+    """A C struct: numbers, constant arrays, and arrays with the types and shapes of `patterns`, which may be longer."""
 
     def __init__(self, n_counts: int, constants: Sequence[AnyArray], patterns: Sequence[AnyArray]) -> None:
         self._constants, self._patterns = constants, patterns
@@ -130,7 +130,7 @@ class _Structure:
         self._bound: list[AnyArray | None] = [None] * len(patterns)
 
     def bind(self, arrays: Sequence[AnyArray], *counts: int) -> int:
-        """The structure's address; arrays are checked once, since most are always the same."""
+        """Return the address of the struct; an array is checked only when it is replaced."""
         if any(map(operator.is_not, arrays, self._bound)):
             for k, (array, pattern, bound) in enumerate(zip(arrays, self._patterns, self._bound, strict=True)):
                 if array is bound:

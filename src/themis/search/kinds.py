@@ -1,11 +1,10 @@
-"""Proposals for theta: their kinds and which of them pay off, ascents, and the corners that seeds take in turn.
+"""The kinds of proposals for theta and which of them pay off, ascents, and the order in which corners are tried.
 
-Which kinds pay off is decided by Thompson sampling of new faults per pass.
+Thompson sampling of new faults per pass decides which kinds pay off.
 
-Corners: a linear model predicts how much lower than expected the margin of a seed is at a corner, from the bound of
-each dimension that can move towards either, and from each pair of them, since turning a digit may matter only together
-with shifting it in a certain direction. Seeds with the same clean answer have a model of their own, whose prior is the
-common one.
+Corners: a linear model predicts how much lower than expected the margin of a seed is at a corner. Its terms are the
+bounds of the dimensions that can move in both directions, and pairs of them, since rotating a digit may matter only
+together with shifting it in a certain direction. There is one model per clean answer; its prior is the common model.
 """
 
 from __future__ import annotations
@@ -24,30 +23,31 @@ if TYPE_CHECKING:
     from themis.search.compiled import Compiled
 
 FADING_TESTS = 1_500
-"""Tests over which what was learned about kinds and margins fades by a factor of e, since what pays off changes."""
+"""Tests over which knowledge of kinds and margins fades by a factor of e, since what pays off changes."""
 PRIOR_TESTS = 20
-"""Pseudo-tests that went as expected, from which the estimates for a kind or an answer start (half as many for
+"""Pseudo-tests with the expected results, the prior of the estimates for a kind or an answer (half as many for
 novelty), so that nothing is ruled out for good."""
 
 MARGIN_ASCENT, SENSITIVITY_ASCENT = ASCENTS = ("margin ascent", "sensitivity ascent")
-"""Kinds of proposal that need a gradient: of the loss of margin, or of the sensitivity of open neurons."""
+"""Kinds of proposals that need a gradient: that of the loss of margin, or of the sensitivity of open neurons."""
 ASCENT_STEP = 0.2
 """Length of a step as a share of theta's range. The paper gives none; a fifth crosses the range in five tests."""
-LEAST_STEP = 1e-6
+MIN_STEP = 1e-6
 """A step shorter than this share of the range moves nothing."""
 
 
 def step_uphill(theta: Floats, gradient: Floats, space: Space) -> tuple[Floats, Bools, Bools]:
-    """Each theta one step along its gradient, inside the bounds; which ones moved, and which have a gradient."""
+    """Move each theta one step along its gradient, inside the bounds; also return which moved, and which have a
+    gradient."""
     uphill = gradient * space.width  # in shares of the range, so that no unit outweighs another
     steepest = np.abs(uphill).max(1, keepdims=True)
     direction = np.divide(uphill, steepest, out=np.zeros_like(uphill), where=steepest > 0)
     moved = (theta + ASCENT_STEP * direction * space.width).clip(space.low, space.high).astype(np.float32)
-    return moved, np.abs((moved - theta) / space.width).max(1) > LEAST_STEP, steepest[:, 0] > 0
+    return moved, np.abs((moved - theta) / space.width).max(1) > MIN_STEP, steepest[:, 0] > 0
 
 
 def no_climbs(n_seeds: int, n_dimensions: int) -> State:
-    """The state before the first ascent: by kind and seed, whether one is in progress, and its next test."""
+    """The state before the first ascent: by kind and seed, whether an ascent is in progress, and its next test."""
     n = len(ASCENTS)
     return {
         "is_climbing": np.zeros((n, n_seeds), dtype=bool),
@@ -71,29 +71,30 @@ def follow(state: State, space: Space, tests: Tests, results: Results) -> None:
 
 
 def climbers(state: State, which: int, n: int, others: Ints) -> Ints:
-    """`n` positions for the next step: seeds whose ascent is in progress, then some of `others`; each at most once."""
+    """`n` distinct positions for the next step: those of seeds with an ascent in progress first, then some of
+    `others`."""
     climbing = np.flatnonzero(state["is_climbing"][which])[:n]
     return np.concatenate([climbing, np.setdiff1d(others, climbing)[: n - len(climbing)]])
 
 
 KINDS = ("corner", "sweep", "borrowed", "flip", "again", "near", "uniform theta", *ASCENTS)
-"""A corner not tried yet; the same for the seed with the fewest corners tried, whatever its chances; the theta of
-another seed's fault; the seed's best theta with one coordinate moved to a bound; its best theta with new noise; a theta
-near its best, or near one that almost broke another seed; a theta drawn uniformly; one step of gradient ascent on the
-loss of margin, or on the sensitivity of open neurons."""
+"""In order: a corner that the seed has not tried; the same for the seed with the fewest corners tried, whatever its
+chances; the theta of another seed's fault; the seed's best theta with one coordinate moved to a bound; its best theta
+with new noise; a theta near its best, or near one that almost broke another seed; a theta drawn uniformly; one step of
+gradient ascent on the loss of margin, or on the sensitivity of open neurons."""
 NUMBERS = {name: number for number, name in enumerate(KINDS)}
-CORNER, SWEEP, BORROWED, FLIP, AGAIN, NEAR, UNIFORM, PLAIN, _ = range(len(KINDS))
-"""Kinds from PLAIN on need a gradient."""
+CORNER, SWEEP, BORROWED, FLIP, AGAIN, NEAR, UNIFORM, FIRST_ASCENT, _ = range(len(KINDS))
+"""Kinds from `FIRST_ASCENT` upwards need a gradient."""
 PRIOR_RETURN = np.array([1.0, 0.6, 0.9, 0.7, 0.5, 0.5, 0.5, 1.0, 1.0])
-"""Prior return of a test of each kind relative to corners: the strongest disturbances break most, and seeds with small
-margins more often than those of a sweep. The return per pass is lower if a backward pass must be paid for."""
+"""Prior return per test of each kind, relative to corners. The strongest disturbances break most seeds, and seeds with
+small margins break more often than those of a sweep. A backward pass lowers the return per pass."""
 FIRST_FADING_PASSES = 200
-"""Passes over which the returns of kinds fade at first; later half of all passes so far, up to FADING_TESTS. The first
-tests take the weakest seeds, so that their returns say little about the kinds."""
+"""Passes over which the returns of kinds fade at first; later, half of all passes so far, up to `FADING_TESTS`. The
+first tests use the weakest seeds, so that their returns say little about the kinds."""
 ASCENT_GROUP = 16
 """Ascent tests are proposed in groups of at least this size, because they are run separately."""
 TRIAL_SHARE, FIRST_TRIAL_SHARE = 0.01, 0.1
-"""Share of the passes that each kind of ascent gets on trial; the larger one applies until the first fault."""
+"""Share of passes for trials of each kind of ascent; the larger share applies until the first fault."""
 
 
 def before_kinds() -> State:
@@ -108,7 +109,7 @@ def before_kinds() -> State:
 def choose_kinds(state: State, space: Space, number: Ints, arithmetic: Arithmetic | Compiled) -> Ints:
     """The kind of each test: the one with the largest sampled return per pass."""
     has_gradient = space.gradient_cost is not None and len(number) >= len(ASCENTS) * ASCENT_GROUP
-    n, costs = len(KINDS) if has_gradient else PLAIN, _costs(space.gradient_cost)
+    n, costs = len(KINDS) if has_gradient else FIRST_ASCENT, _costs(space.gradient_cost)
     chosen, best = arithmetic.sample_kinds(number, state, PRIOR_RETURN, costs, n)
     if has_gradient:
         _choose_ascents(state, space, chosen, best)
@@ -121,7 +122,7 @@ def count_kinds(state: State, space: Space, chosen: Ints) -> None:
     kept = np.exp(-len(chosen) / min(max(float(state["spent"][0]) / 2, FIRST_FADING_PASSES), FADING_TESTS))
     state["tried"], state["paid"] = kept * state["tried"] + passes, kept * state["paid"]
     state["spent"][0] += passes.sum()
-    state["spent"][1:] += passes[PLAIN:]
+    state["spent"][1:] += passes[FIRST_ASCENT:]
 
 
 def pay_kinds(state: State, kind: NDArray[np.str_], pay: Numbers) -> None:
@@ -131,31 +132,31 @@ def pay_kinds(state: State, kind: NDArray[np.str_], pay: Numbers) -> None:
 
 
 def _choose_ascents(state: State, space: Space, chosen: Ints, best: Ints) -> None:
-    """Turn some tests into ascents if an ascent has the best sampled return, or is due for a trial."""
+    """Replace some tests by ascents if an ascent has the best sampled return, or is due for a trial."""
     share = TRIAL_SHARE if len(state["known"]) else FIRST_TRIAL_SHARE
     cost, spent = ASCENT_GROUP * float(_costs(space.gradient_cost)[-1]), state["spent"].tolist()
     for which in range(len(ASCENTS)):
-        rows = (best == PLAIN + which).nonzero()[0]
+        rows = (best == FIRST_ASCENT + which).nonzero()[0]
         if len(rows) < ASCENT_GROUP:
             if spent[1 + which] + cost > share * (spent[0] + len(chosen)):
                 continue
             n = len(ASCENTS) * ASCENT_GROUP  # spread over all rows, since seeds are in ascending order
             rows = (which + len(ASCENTS) * np.arange(ASCENT_GROUP)) * len(chosen) // n
-        chosen[rows] = PLAIN + which
+        chosen[rows] = FIRST_ASCENT + which
 
 
 @cache
 def _costs(gradient_cost: float | None) -> Numbers:
     """The cost of a test of each kind, relative to one without a gradient."""
-    return np.array([1.0] * PLAIN + [gradient_cost or 1.0] * len(ASCENTS))
+    return np.array([1.0] * FIRST_ASCENT + [gradient_cost or 1.0] * len(ASCENTS))
 
 
 MAX_COMPARED_DIMENSIONS = 6
-"""The number of dimensions that can move towards either bound up to which corners are compared; with more, each seed
-takes them in random order."""
+"""Corners are compared if at most this many dimensions can move in both directions; otherwise each seed tries them in
+random order."""
 EXPLORATION_WEIGHT = 0.2
-"""Standard deviations of the estimate by which the effect of a corner is varied at random: a fifth of what Thompson
-sampling would take, since the next test of a seed takes another corner anyway."""
+"""Random variation of the effect of a corner, in standard deviations of the estimate. It is a fifth of that of Thompson
+sampling, since the next test of a seed is at another corner anyway."""
 MAX_SHORTFALL = 3.0
 """Standard deviations to which shortfalls are clipped."""
 
@@ -177,7 +178,7 @@ def are_compared(space: Space) -> bool:
 
 
 def at_corners(space: Space, theta: Floats) -> Bools:
-    """Which thetas have each dimension at a bound that is not its identity."""
+    """Which thetas have all dimensions at bounds that are not the identity."""
     is_far = ((theta == space.low) | (theta == space.high)) & (theta != space.identity)
     are: Bools = is_far.all(1)
     return are
@@ -203,8 +204,8 @@ def visit_corners(state: State, space: Space, position: Ints, theta: Floats) -> 
 def choose_corners(state: State, space: Space, position: Ints, number: Ints) -> tuple[Ints, Bools]:
     """The corner of each test, one bit per dimension, and whether its seed has not been tested there.
 
-    Of the corners not tried with a seed, it is the one with the largest effect. After the last one, they start again if
-    there is noise; otherwise every further choice is the same.
+    It is the corner with the largest effect among those that its seed has not tried. When all have been tried, they are
+    tried again if there is noise; otherwise every further choice is the same.
     """
     terms = _terms(len(space.free_dimensions))
     answers, place = np.unique(state["answer_index"][position], return_inverse=True)
@@ -227,7 +228,7 @@ def choose_corners(state: State, space: Space, position: Ints, number: Ints) -> 
 
 
 def turns(position: Ints) -> Ints:
-    """How many tests before each one have the same seed."""
+    """The number of earlier tests of the same seed, for each test."""
     order = position.argsort(kind="stable")
     ordered = position[order]
     turn = np.empty_like(position)
@@ -236,7 +237,7 @@ def turns(position: Ints) -> Ints:
 
 
 def _index(space: Space, theta: Floats) -> Ints:
-    """The corners that thetas are at, one bit per dimension that can move towards either bound."""
+    """The corners of thetas, with one bit per dimension that can move in both directions."""
     free = space.free_dimensions
     index: Ints = ((theta[:, free] > space.identity[free]).astype(np.int64) << np.arange(len(free))).sum(1)
     return index

@@ -1,4 +1,4 @@
-"""The protocol of a search policy, and the space that it searches."""
+"""The protocol of a search policy, the space that it searches, and the simple policies: random and corners."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Numbers = NDArray[np.float64]
 State = dict[str, NDArray[Any]]
 """All that a policy remembers, as arrays that a store can save and restore."""
 
-# The purpose of a random number: together with the random seed and a counter it identifies the number, so that no two
-# uses share one.
+# The purposes of random numbers. Purpose, random seed and counter identify a number, so that no two uses share one.
 FOR_SEED, FOR_THETA, FOR_NOISE, FOR_ORDER, FOR_KIND, FOR_PICK = range(1, 7)
+UNIFORM_STREAM, SEARCH_STREAM = 0, 1
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Space:
     gradient_cost: float | None = None  # relative cost of a test with its gradient; None if there is no gradient
     theta: tuple[Theta, ...] = ()
     seed_weight: Numbers | None = None  # how often each seed occurs; None if all are equally frequent
-    in_turn: bool = False  # whether the uniform stream tests every seed once before it tests one again
+    tests_each_seed_once: bool = False  # before any seed twice, in the uniform stream
 
     @staticmethod
     def of(
@@ -77,7 +77,7 @@ class Space:
 
     @cached_property
     def free_dimensions(self) -> Ints:
-        """The dimensions of theta that can move towards either bound; one bit each identifies a corner."""
+        """The dimensions of theta that can move in both directions; one bit for each of them identifies a corner."""
         return np.flatnonzero((self.low != self.identity) & (self.high != self.identity))[:62]
 
     def uniform(self, purpose: int, *words: int | Ints) -> Numbers:
@@ -115,11 +115,11 @@ class Space:
     def uniform_tests(self, number: Ints, stream: int, counter: Ints) -> Tests:
         """Tests whose seed and theta are drawn uniformly; the same for every policy at the same `counter`.
 
-        Those of the uniform stream are drawn as often as they occur where the model is used, if that is known. If they
-        take seeds in turn, the order of the seeds is drawn uniformly.
+        The uniform stream draws them as often as they occur where the model is used, if that is known. If it tests each
+        seed once, the order of the seeds is drawn uniformly.
         """
         draw, weight = self.uniform(FOR_SEED, stream, counter), self.seed_weight
-        if self.in_turn and stream == UNIFORM_STREAM:
+        if self.tests_each_seed_once and stream == UNIFORM_STREAM:
             position = self._turns[counter % len(self.seeds)]
         elif weight is None or stream != UNIFORM_STREAM:
             position = np.minimum((draw * len(self.seeds)).astype(np.int64), len(self.seeds) - 1)
@@ -139,7 +139,7 @@ class Space:
         return np.argsort(self.uniform(FOR_ORDER, epoch, np.arange(len(self.seeds))), kind="stable")
 
     def cycle(self, start: int, n: int) -> Ints:
-        """`n` positions from an endless walk over all seeds, in an order that is shuffled every time."""
+        """`n` positions from an endless walk over all seeds, which are shuffled for each epoch."""
         steps = np.arange(start, start + n)
         epoch, within = np.divmod(steps, len(self.seeds))
         orders = np.stack([self.order(number) for number in range(epoch[0], epoch[-1] + 1)])
@@ -152,13 +152,13 @@ class Space:
 
     @cached_property
     def _places(self) -> Ints:
-        """The position of each row of the data up to the last usable seed; those of other rows mean nothing."""
+        """The position of each usable row of the data; undefined for other rows."""
         places = np.zeros(int(self.seeds.max(initial=-1)) + 1, dtype=np.int64)
         places[self.seeds] = np.arange(len(self.seeds))
         return places
 
     def corners(self, number: Ints) -> Floats:
-        """Theta with each dimension at one of its bounds, but never at a bound that is its identity."""
+        """Theta with each dimension at a bound other than the identity."""
         up = self.uniforms(FOR_PICK, range(len(self.low)), number) < 0.5
         if len(self.free_dimensions) < len(self.low):
             up = np.where(self.low == self.identity, True, np.where(self.high == self.identity, False, up))
@@ -169,46 +169,75 @@ class Space:
 class Policy(Protocol):
     """Chooses the tests of the search stream and learns from the results of both streams.
 
-    A policy of your own can subclass this protocol, which has defaults for all but `init`, `propose` and `observe`.
+    Your own policy can subclass this protocol, which has defaults for all but `init`, `propose` and `observe`.
     """
 
     needs_gradient: bool = False
-    """Whether all its tests need the gradient in theta: one backward pass per test, or finite differences."""
+    """Whether all tests need the gradient in theta: one backward pass per test, or finite differences."""
     uses_gradient: bool = False
-    """Whether it may propose tests of the kinds in ASCENTS, which need a gradient, if there is one."""
+    """Whether the policy may propose tests of the kinds in `ASCENTS` if there is a gradient."""
     can_be_ahead: bool = False
-    """Whether it can propose tests while those that it proposed before are still running."""
+    """Whether the policy can propose tests while those that it proposed before are still running."""
     is_guided: bool = False
-    """Whether it follows a criterion."""
+    """Whether the policy follows a criterion."""
     takes_rivals: bool = False
-    """Whether its tests are also run on other models."""
+    """Whether tests are also run on other models, its rivals."""
     rivals: tuple[AnyTarget, ...] = ()
-    """Those models."""
     state: State
 
     def init(self, space: Space) -> None:
         """Prepare to search `space`; called once, before the first test."""
 
     def propose(self, number: Ints) -> Tests:
-        """The tests to run next, numbered `number`."""
+        """Return the tests to run next, with the numbers `number`."""
 
     def observe(self, tests: Tests, results: Results) -> None:
-        """Learn from the results of tests of either stream."""
+        """Learn from the results of tests of the uniform or the search stream."""
 
     def own_criterion(self, target: AnyTarget, seeds: Seeds, chosen: Criterion | None) -> Criterion | None:
-        """The criterion that the policy brings with it; None if it follows the one that the user chose, or none.
+        """Return the policy's own criterion; None if it follows `chosen`, the user's criterion, or none.
 
-        It may refuse `chosen`, the criterion of the user.
+        The policy may refuse `chosen`.
         """
         return None
 
     def objective(self, criterion: Criterion, calculator: Calculator, number: int) -> Objective | None:
-        """What an ascent of the tests from `number` on maximises; None for the sensitivities and the margin."""
+        """Return what ascents of tests from `number` on maximise; None for the sensitivities and the margin."""
         return None
 
     def report(self) -> dict[str, Any]:
-        """What the policy itself counted, for the summary."""
+        """Return counts of the policy's own for the summary."""
         return {}
+
+
+class Random(Policy):
+    """Draws seed and theta uniformly."""
+
+    def init(self, space: Space) -> None:
+        self.space = space
+        self.state: State = {}
+
+    def propose(self, number: Ints) -> Tests:
+        return self.space.uniform_tests(number, SEARCH_STREAM, number)
+
+    def observe(self, tests: Tests, results: Results) -> None:
+        pass
+
+
+class Corners(Policy):
+    """Tests every seed equally often with the strongest disturbances."""
+
+    def init(self, space: Space) -> None:
+        self.space = space
+        self.state: State = {"walked": np.zeros((), dtype=np.int64)}
+
+    def propose(self, number: Ints) -> Tests:
+        position = self.space.cycle(int(self.state["walked"]), len(number))
+        self.state["walked"] += len(number)
+        return self.space.tests(number, position, self.space.corners(number), "corner")
+
+    def observe(self, tests: Tests, results: Results) -> None:
+        pass
 
 
 class Novelty:
@@ -217,11 +246,11 @@ class Novelty:
     def __init__(self, space: Space) -> None:
         self.space = space
         self._seen: set[int] = set()
-        self._added: list[Ints] = []  # the same numbers: turning a large set into an array takes long
+        self._added: list[Ints] = []  # the same numbers as arrays, since converting a large set is slow
 
     @property
     def state(self) -> Ints:
-        """The tests that have been run, as numbers; some may occur twice."""
+        """The tests that have been run, as hashes; some may occur twice."""
         self._added = [np.concatenate([np.zeros(0, np.int64), *self._added])]
         return self._added[0]
 
@@ -230,7 +259,7 @@ class Novelty:
         self._seen, self._added = set(numbers.tolist()), [numbers]
 
     def ensure(self, tests: Tests) -> Tests:
-        """`tests`, with other noise for each repeated test; without noise, it is redrawn uniformly."""
+        """Return `tests` with new noise for each repeated test; without noise, repeated tests are redrawn uniformly."""
         if not len(tests):
             return tests
         numbers = self._keys(tests)
@@ -240,7 +269,7 @@ class Novelty:
         self._added.append(numbers)
         if len(self._seen) == before + len(keys):
             return tests
-        repeated = np.isin(numbers, list(known)) | _again(numbers)
+        repeated = np.isin(numbers, list(known)) | _occur_earlier(numbers)
         tests = self._redrawn(tests, repeated)
         again = self._keys(tests[repeated])
         self._seen.update(again.tolist())
@@ -266,11 +295,8 @@ class Novelty:
         return rng.mix(tests.seed, *noise, *bits.T)
 
 
-def _again(numbers: Ints) -> Bools:
-    """Which numbers occur earlier in the array."""
+def _occur_earlier(numbers: Ints) -> Bools:
+    """Which numbers have occurred earlier in the array."""
     is_again = np.ones(len(numbers), dtype=bool)
     is_again[np.unique(numbers, return_index=True)[1]] = False
     return is_again
-
-
-UNIFORM_STREAM, SEARCH_STREAM = 0, 1

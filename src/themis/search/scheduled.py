@@ -1,4 +1,4 @@
-"""The default search: seeds by their chance of a new fault, theta by the kind of proposal that has paid off."""
+"""The default search: the seeds most likely to have a new fault, and the kinds of proposals that have paid off."""
 
 from dataclasses import replace
 
@@ -10,15 +10,15 @@ from themis.measure.tests import Bools, Floats, Ints, Results, Tests
 from themis.search import kinds
 from themis.search.arithmetic import Arithmetic, are_in, before_tests, least
 from themis.search.compiled import Compiled
-from themis.search.kinds import AGAIN, ASCENTS, BORROWED, CORNER, KINDS, PLAIN, SWEEP
+from themis.search.kinds import AGAIN, ASCENTS, BORROWED, CORNER, FIRST_ASCENT, KINDS, SWEEP
 from themis.search.policy import FOR_PICK, FOR_SEED, SEARCH_STREAM, Numbers, Policy, Space, State
 
 TESTS_PER_SEED, WARM_UP_TESTS = 2, 100
-"""Maximum number of tests per seed in a portion with half as many tests as seeds, more in proportion in larger ones:
-estimates from margins may be wrong. It is one until `WARM_UP_TESTS` tests have shown how well they predict faults."""
+"""Most tests per seed in a portion with half as many tests as seeds, in proportion in larger portions, because
+estimates from margins may be wrong. It is 1 until `WARM_UP_TESTS` tests have shown how well margins predict faults."""
 DROPPED_SHARE, MAX_CORNER_STEP = 0.25, 0.5
-"""If tests are dropped for being too dissimilar, corners are moved inwards, per portion by at most this power of e,
-until a quarter of them is dropped: the strongest admissible disturbances lie at that edge."""
+"""If tests at corners are dropped as too dissimilar, corners move inwards, by at most e to this power per portion,
+until a quarter of the tests is dropped: the strongest disturbances that are allowed are there."""
 N_REMEMBERED_FAULTS = 1000
 """The number of most recent distinct faults whose theta is offered to other seeds."""
 KIND_NAMES = np.array(KINDS)
@@ -79,7 +79,7 @@ class Scheduled(Policy):
         if state["corner_scale"].item() < 1:
             theta[corner] = space.identity + state["corner_scale"] * (theta[corner] - space.identity)
         if noise_seed is not None:  # ascents come last, each kind by itself
-            order = np.argsort(np.maximum(chosen, PLAIN - 1), kind="stable")
+            order = np.argsort(np.maximum(chosen, FIRST_ASCENT - 1), kind="stable")
             position, theta, kind = position[order], theta[order], kind[order]
             chosen, noise_seed = chosen[order], noise_seed[order]
         proposed = np.stack([number, position, chosen, spreads[position]], 1)
@@ -148,9 +148,9 @@ class Scheduled(Policy):
         kinds.pay_kinds(state, tests.kind[at], np.ones(len(at)))
 
     def _positions(self, chosen: Ints, first: int) -> tuple[Ints, Numbers]:
-        """The seed of each test, and what the margins of all seeds are expected to be, see `Arithmetic.spreads_above`.
+        """The seed of each test, and the expected margins of all seeds, see `Arithmetic.spreads_above`.
 
-        Sweeps take the seeds with the fewest corners tried, ties are broken at random; others the most valuable ones.
+        Sweeps use the seeds with the fewest corners tried, with ties broken at random; others the most valuable seeds.
         """
         is_sweep, n_seeds = chosen == SWEEP, len(self.space.seeds)
         n_sweeps = int(np.count_nonzero(is_sweep))
@@ -169,10 +169,10 @@ class Scheduled(Policy):
 
     def _climbers(self, position: Ints, chosen: Ints) -> Ints:
         """Replace the seeds of ascent tests by those whose ascent is in progress."""
-        if not np.count_nonzero(chosen >= PLAIN):
+        if not np.count_nonzero(chosen >= FIRST_ASCENT):
             return position
         for which in range(len(ASCENTS)):
-            rows = np.flatnonzero(chosen == PLAIN + which)
+            rows = np.flatnonzero(chosen == FIRST_ASCENT + which)
             if not len(rows):
                 continue
             found = kinds.climbers(self.state, which, len(rows), position[rows])
@@ -181,11 +181,12 @@ class Scheduled(Policy):
         return position
 
     def _climb(self, chosen: Ints, position: Ints, theta: Floats) -> Ints | None:
-        """Replace thetas of ascents in progress; the noise seeds of those, -1 for other tests, None without ascents."""
-        state, rows = self.state, (chosen >= PLAIN).nonzero()[0]
+        """Set the thetas of ascents in progress. Returns their noise seeds, -1 for other tests; None without
+        ascents."""
+        state, rows = self.state, (chosen >= FIRST_ASCENT).nonzero()[0]
         if not len(rows):
             return None
-        which, seeds = chosen[rows] - PLAIN, position[rows]
+        which, seeds = chosen[rows] - FIRST_ASCENT, position[rows]
         is_on = state["is_climbing"][which, seeds]
         rows, which, seeds = rows[is_on], which[is_on], seeds[is_on]
         noise_seed = np.full(len(chosen), -1)
@@ -194,7 +195,7 @@ class Scheduled(Policy):
         return noise_seed
 
     def _corners(self, position: Ints, number: Ints, theta: Floats) -> tuple[Floats, Bools]:
-        """The next corner of each seed, and which of them are new tests; `theta` is at bounds drawn at random.
+        """The next corner of each seed, and which are new tests; `theta` is at random corners.
 
         If there is no noise and every corner has been tried, theta is drawn uniformly instead.
         """
@@ -215,7 +216,7 @@ class Scheduled(Policy):
         return theta, is_new
 
     def _visit(self, position: Ints, theta: Floats) -> None:
-        """Remember which corners seeds are tested at."""
+        """Remember the corners at which seeds are tested."""
         at = kinds.at_corners(self.space, theta)
         kinds.visit_corners(self.state, self.space, position[at], theta[at])
 

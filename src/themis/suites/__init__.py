@@ -1,1 +1,1 @@
-"""Suites: many perturbations of one model in one folder, with one budget and one report."""
+"""Suites: one model under many perturbations, with one folder, one budget and one report."""

@@ -1,4 +1,4 @@
-"""Running a suite, and resuming one: the clean inputs are run once, and the budget goes where faults and doubt are."""
+"""Running and resuming suites: clean inputs are run once, and the budget goes to members with faults or uncertainty."""
 
 from __future__ import annotations
 
@@ -16,14 +16,7 @@ from torch import nn
 from themis.campaign.callback import Callback
 from themis.campaign.recorder import Callbacks
 from themis.campaign.series import CampaignSeries, open_series, refuse_changes
-from themis.campaign.setup import (
-    CampaignPlan,
-    CleanSweep,
-    Executor,
-    TestedModel,
-    choose_executor,
-    read_tested,
-)
+from themis.campaign.setup import CampaignPlan, CleanSweep, Executor, TestedModel, choose_executor, read_tested
 from themis.data.features import Features
 from themis.data.seeds import Seeds, read_seeds
 from themis.data.slices import read_seed_weights
@@ -60,37 +53,37 @@ from themis.target.alignment import align_seeds
 from themis.target.blackbox import as_target
 from themis.target.target import AnyTarget, refuse_target_options
 
-SAVED_GRADES = 1.0
-"""Seconds of grading that may be lost if the process is killed."""
+SAVE_SECONDS = 1.0
+"""Seconds between saves of `suite.json` while grading, so that no more is lost if the process is killed."""
 
 
 class SuiteListener:
-    """Is notified of the progress of a suite; the methods do nothing unless they are overridden."""
+    """Receives the progress of a suite; the methods do nothing unless they are overridden."""
 
     def on_start(self, suite: SuiteDefinition, n_seeds: int, max_tests: int) -> None:
-        """The clean inputs were run; tests are about to run."""
+        """Called after the clean inputs were run, before the tests."""
 
     def callbacks_of(self, folder: Path) -> Iterable[Callback]:
         """Return callbacks for the next step of the campaign in a run folder."""
         return ()
 
     def on_step(self, step: BudgetStep, run: Run, n_tests: int, max_tests: int) -> None:
-        """A member has run a part of its tests; `n_tests` were run by all members."""
+        """Called after a member has run a part of its tests; all members together have run `n_tests`."""
 
     def on_grades(self, member: str, grades: Sequence[LevelGrade]) -> None:
-        """A member was graded at its levels."""
+        """Called after a member was graded at its levels."""
 
 
 @dataclass(frozen=True)
 class SuitePlan:
-    """What a suite does: its members, how its budget is divided, and what its campaigns have in common."""
+    """A suite to run: its members, the division of its budget, and the common settings of its campaigns."""
 
     suite: SuiteDefinition
     options: SuiteOptions
     settings: Settings
     baseline: Baseline | None = None
     executor: Executor | None = None
-    """Where tests run: in this process by default."""
+    """Where tests run; by default in this process."""
 
     def __post_init__(self) -> None:
         for member in self.suite.members:
@@ -115,7 +108,7 @@ class SuitePlan:
 
     @property
     def recorded_options(self) -> dict[str, Any]:
-        """The options that a suite keeps when it is resumed: all but the time of this call."""
+        """The options that are recorded for a resumed suite: all except the time limit."""
         named = {name: getattr(self.options, name) for name in ("share", "level_seeds", "decide")}
         return {"max_tests": self.max_tests, **named}
 
@@ -125,11 +118,11 @@ class SuitePlan:
 
     @property
     def max_tests(self) -> int:
-        """The tests of all members together."""
+        """The budget of tests for all members together."""
         return self.options.max_tests or TESTS_PER_MEMBER * len(self.suite.members)
 
     def campaign(self, member: SuiteMember, max_tests: int | None = None) -> CampaignPlan:
-        """The campaign of a member, up to this many tests."""
+        """The campaign of a member with at most this many tests."""
         settings = replace(self.settings, magnitude=member.magnitude, max_tests=max_tests)
         return CampaignPlan(member.perturbation, choose_policy(settings.policy), settings)
 
@@ -161,13 +154,13 @@ def run_suite(
             with `members` as in such a file, a list of perturbations, or published files, such as `cifar10c:FOLDER`,
             on which the model is graded without a campaign.
         out: Folder for the results; every member gets an ordinary run folder in it.
-        baseline: What mCE is relative to if `decide` is a claim about it, as for `SuiteRun.corruption_errors`.
+        baseline: The baseline of mCE if `decide` is a claim about mCE, as for `SuiteRun.corruption_errors`.
         origin: How another process can build the target and the data again.
         features: What the columns of a table may hold, as for `themis.run`.
         classes: Class names by number; by default those that the data has.
         callbacks: Called as each campaign proceeds, see `Callback`.
         listener: Notified as the suite proceeds.
-        executor: Where tests run, as for `themis.run`; members take turns, and the tests of each run in all workers.
+        executor: Where tests run, as for `themis.run`; members run one after the other, each in all workers.
     """
     refuse_target_options(options)
     workers = choose_executor(executor)
@@ -212,9 +205,9 @@ def resume_suite(
 ) -> SuiteRun:
     """Resume the suite in the folder `out`; it ends as if it had never been stopped.
 
-    The model, the data and perturbations of your own are needed only if the suite cannot create them again. A larger
-    `max_tests` continues a suite that has spent its budget; `max_seconds` is the time of this call, and `executor` need
-    not be that of the first time.
+    The model, the data and your own perturbations are needed only if the suite cannot create them again. A larger
+    `max_tests` continues a suite that has spent its budget. `max_seconds` limits this call, and `executor` may differ
+    from that of the first call.
     """
     record = read_record(out)
     permission = permit(out, record, trust)
@@ -272,12 +265,12 @@ def _run(
     *,
     signs: bool = True,
 ) -> SuiteRun:
-    """Run what is left to do of the suite in the folder `out`. signs: see `CampaignSeries.resume`."""
+    """Run the rest of the suite in the folder `out`. signs: see `CampaignSeries.resume`."""
     began, listener = perf_counter(), listener or SuiteListener()
     plan = replace(plan, suite=plan.suite.fitted(tuple(tested.seeds.shape[1:])))
     first = plan.campaign(plan.suite.members[0])
     if plan.settings.seed_weights is not None:
-        read_seed_weights(plan.settings.seed_weights, tested.seeds)  # refuses wrong ones before there is a folder
+        read_seed_weights(plan.settings.seed_weights, tested.seeds)  # refuses invalid weights before a folder exists
     with closing(SuiteFolder(out)) as folder:
         stored = folder.read()
         if stored is not None:
@@ -307,7 +300,7 @@ def _run(
 
 @dataclass
 class _SuiteWork:
-    """A suite being run. `record` is the content of `suite.json`, in which every step is recorded before it begins."""
+    """A running suite. `record` is the content of `suite.json`, in which every step is recorded before it begins."""
 
     plan: SuitePlan
     series: CampaignSeries
@@ -319,11 +312,11 @@ class _SuiteWork:
     signs: bool
     """See `CampaignSeries.resume`."""
     summaries: dict[str, dict[str, Any] | None] = field(default_factory=dict)
-    """Of the members that have run, by name."""
+    """The summaries of the members that have run, by name."""
     saved_at: float = -inf
 
     def run(self) -> bool:
-        """Run what is left to do; returns whether the suite has ended, rather than being interrupted."""
+        """Run the rest of the suite; return whether it has ended rather than been interrupted."""
         if self.plan.options.decide is not None:
             return self._decide(self.plan.options.decide)
         suite, options, max_tests = self.plan.suite, self.plan.options, self.plan.max_tests
@@ -339,7 +332,7 @@ class _SuiteWork:
         ]
         self._save()
         last = {step["member"]: BudgetStep(**step) for step in schedule}  # one of these may have been interrupted
-        if not all(map(self._take, last.values())):
+        if not all(map(self._run_step, last.values())):
             return False
         rows = graded_rows(len(self.series.tested.seeds), options.level_seeds, self.plan.settings.random_seed)
         for member in suite.members:
@@ -355,17 +348,17 @@ class _SuiteWork:
                 return False
             schedule.append(asdict(following))
             self._save()
-            if not self._take(following):
+            if not self._run_step(following):
                 return False
 
     def _save(self, least_seconds: float = 0.0) -> None:
-        """Write `suite.json`, unless it was written less than some seconds ago."""
+        """Write `suite.json`, unless it was written less than `least_seconds` ago."""
         if perf_counter() - self.saved_at >= least_seconds:
             self.folder.write(self.record)
             self.saved_at = perf_counter()
 
-    def _take(self, step: BudgetStep) -> bool:
-        """Let a member continue up to the tests of a recorded step; returns whether it was not interrupted."""
+    def _run_step(self, step: BudgetStep) -> bool:
+        """Continue a member up to the tests of a recorded step; return False if it was interrupted."""
         known = self.summaries.get(step.member)
         if known is not None and (
             known["stop_reason"] not in OPEN_REASONS
@@ -384,7 +377,7 @@ class _SuiteWork:
         return run.stop_reason != "user"
 
     def _decide(self, claim: str) -> bool:
-        """Grade more and more seeds until a claim is decided; returns whether time was enough."""
+        """Grade more and more seeds until a claim is decided; return False if time has run out."""
         n_seeds, most = len(self.series.tested.seeds), self.plan.options.level_seeds
         counts = looks(n_seeds if most is None else min(n_seeds, most))
         decision = SuiteDecision(claim, len(counts))
@@ -407,7 +400,7 @@ class _SuiteWork:
         return {member.name: MemberProgress.of(self.summaries.get(member.name)) for member in self.plan.suite.members}
 
     def _grade(self, member: SuiteMember, rows: Any) -> None:
-        """Grade a member at its levels, unless that was done before."""
+        """Grade a member at its levels, unless it has been graded."""
         if not member.levels or member.name in self.record["grades"]:
             return
         sweep, random_seed = _sweep(self.series), self.plan.settings.random_seed
@@ -416,12 +409,12 @@ class _SuiteWork:
             self.record["graded"] = hashlib.sha256(self.series.tested.seeds.seed_id.numpy()[rows].tobytes()).hexdigest()
         graded = grade_member(sweep.calculator, member, rows, random_seed, sweep.measurer)
         self.record["grades"][member.name] = [plain_grade(grade) for grade in graded]
-        self._save(SAVED_GRADES)
+        self._save(SAVE_SECONDS)
         self.listener.on_grades(member.name, graded)
 
 
 class TimeLimit(Callback):
-    """Stops the campaign that is running when the time of its suite is over; the suite can be resumed."""
+    """Stops the running campaign when the time of its suite is over; the suite can be resumed."""
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
@@ -450,7 +443,7 @@ def _new_record(plan: SuitePlan, series: CampaignSeries) -> dict[str, Any]:
 
 
 def _check_same(stored: dict[str, Any], plan: SuitePlan, path: Path) -> None:
-    """Refuse to resume another suite, or one whose finished steps would have been others."""
+    """Refuse to resume a different suite, or one with other settings or a smaller budget."""
     suite, options = plan.suite, plan.options
     changes = []
     if stored["name"] != suite.name or stored["members"] != suite.recorded():

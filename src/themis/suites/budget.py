@@ -1,4 +1,4 @@
-"""How the tests of a suite are divided: a share for every member, then step by step where faults and doubt are."""
+"""Dividing the tests of a suite: a fixed share for every member, then step by step to the most promising members."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from themis.suites.definition import SuiteMember
 
-LEAST_STEP = 100
+MIN_STEP_TESTS = 100
 SHARE, DISCOVERY, UNCERTAINTY = "share", "discovery", "uncertainty"
-"""Why a member gets tests: its fixed share, most new faults expected, or a fault rate that is hardly known."""
+"""Why a member gets tests: its fixed share, the new faults expected, or the uncertainty of its fault rate."""
 SMALL_RATE = 0.01
-"""Fault rates below this need not be known more exactly than this one."""
+"""Fault rates below this are treated as this one when the relative uncertainty is computed."""
 OPEN_REASONS = ("tests", "user", "error")
 """Stop reasons after which a campaign has more to do."""
 
@@ -28,19 +28,19 @@ class BudgetStep:
 
 @dataclass(frozen=True)
 class MemberProgress:
-    """What the division of the budget depends on, after a member's last step."""
+    """The state of a member after its last step, on which the division of the budget depends."""
 
     tests: int
     is_open: bool
-    """Whether more tests would be run: its campaign has neither reached its goal nor come to a plateau."""
+    """Whether the campaign can run more tests: it has neither reached its goal nor a plateau."""
     residual_risk: float
-    """The upper end of its interval: the chance that the next random test shows a fault that was not seen yet."""
+    """The upper limit of the probability that the next random test shows a new fault."""
     uncertainty: float
     """The width of the interval of the fault rate, relative to the rate, or to `SMALL_RATE` if that is larger."""
 
     @staticmethod
     def of(summary: dict[str, Any] | None) -> MemberProgress:
-        """From the summary of a campaign; None if it has not begun."""
+        """The progress according to the summary of a campaign; None if it has not begun."""
         if summary is None:
             return MemberProgress(0, True, 1.0, 1.0)
         risk, rate = summary["residual_risk"], summary["fault_rate"]
@@ -65,10 +65,10 @@ def fixed_steps(members: Sequence[SuiteMember], max_tests: int, share: float) ->
 def next_step(
     members: Sequence[SuiteMember], progress: dict[str, MemberProgress], n_steps: int, max_tests: int, share: float
 ) -> BudgetStep | None:
-    """The next adaptive step after `n_steps` of them; None if the budget is spent or no member has more to do.
+    """The adaptive step that follows `n_steps` others; None if the budget is spent or no member can continue.
 
-    Odd steps go to the member in which a random test is most likely to show a new fault, at the upper end of its
-    interval, so that little tested members count as promising; even ones to that whose fault rate is known worst.
+    Odd steps go to the member with the largest upper limit of the probability of a new fault, so that members with few
+    tests count as promising; even steps go to the member with the most uncertain fault rate.
     """
     left = max_tests - sum(member.tests for member in progress.values())
     candidates = [
@@ -85,8 +85,8 @@ def next_step(
         of = progress[member.name]
         return member.weight * (of.uncertainty if reason == UNCERTAINTY else of.residual_risk)
 
-    chosen = max(candidates, key=gain)  # the first of equals
-    # A step is as large as a member's share on average, so that it changes what is known.
-    step = max(LEAST_STEP, round(max_tests * max(share, 0.25) / len(members)))
+    chosen = max(candidates, key=gain)  # the first one of equal members
+    # A step is as large as the average fixed share of a member, so that it makes a difference.
+    step = max(MIN_STEP_TESTS, round(max_tests * max(share, 0.25) / len(members)))
     tests = progress[chosen.name].tests + min(left, step)
     return BudgetStep(chosen.name, tests if chosen.max_tests is None else min(tests, chosen.max_tests), reason)

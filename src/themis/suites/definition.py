@@ -1,6 +1,6 @@
-"""What a suite tests: its members, each a perturbation with its range, its weight and the levels it is graded at.
+"""The definition of a suite: its members, each a perturbation with a range, a weight and levels for grading.
 
-Some suites are known by name, and others are read from a file, a dict or a list.
+Suites are chosen by name, or read from a file, a dict or a list.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ from themis.target.target import AnyTarget
 
 MEMBER_KEYS = ("perturb", "name", "magnitude", "weight", "max_tests", "levels", "note")
 SUITE_KEYS = ("name", "members", "levels")
-UNNAMED = "suite"
-"""Name of a suite that the user has not named."""
+DEFAULT_NAME = "suite"
+"""The name of a suite without a name."""
 MAX_MEMBERS = 500
-EXAMPLE = "members: [fog, {perturb: gaussian, magnitude: 0.2, weight: 2}]"
-EXAMPLE_OF_LEVELS = "levels: 5 for five equal steps, or levels: [0.5, {sigma: 0.08, angle: [-45, 45]}]"
+MEMBERS_EXAMPLE = "members: [fog, {perturb: gaussian, magnitude: 0.2, weight: 2}]"
+LEVELS_EXAMPLE = "levels: 5 for five equal steps, or levels: [0.5, {sigma: 0.08, angle: [-45, 45]}]"
 
 
 FOR_LEVEL = 70
 """The purpose of random numbers that choose the theta of a level."""
 Value = float | tuple[float, float]
-"""A fixed theta, or the ends of the range that it is drawn from."""
+"""A fixed value of theta, or the ends of the range from which it is drawn."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """Where in the range of theta a perturbation is graded: a share of it, or a value for each of some theta.
+    """The theta at which a model is graded, given as a strength or as values of some dimensions.
 
-    strength: every theta goes this share of the way from its identity to one of its bounds, which is chosen at random
-    if there are two. theta: values, or ranges to draw from; a theta that is not named is drawn from its whole range.
+    strength: every dimension goes this share of the way from its identity to a bound, chosen at random if there are
+    two. theta: values, or ranges to draw from; dimensions that are not named are drawn from their whole range.
     """
 
     strength: float | None = None
@@ -68,13 +68,13 @@ class Level:
 
     @staticmethod
     def read(value: float | dict[str, Any]) -> Level:
-        """A level as a user writes it: 0.5, or {sigma: 0.08, angle: [-45, 45]}."""
+        """Read a level as a user writes it: 0.5, or {sigma: 0.08, angle: [-45, 45]}."""
         if not isinstance(value, dict):
             return Level(strength=float(value))
         return Level(theta=tuple((str(name), _read_value(item)) for name, item in value.items()))
 
     def check(self, perturbation: Perturbation, place: str) -> None:
-        """Refuse a theta that the perturbation does not have, or a value outside of its range."""
+        """Refuse a dimension that the perturbation does not have, and a value outside its range."""
         known = {theta.name: theta for theta in perturbation.theta}
         for name, value in self.theta:
             if name not in known:
@@ -91,7 +91,7 @@ class Level:
                 )
 
     def draw(self, perturbation: Perturbation, seed_id: Ints, random_seed: int) -> Floats:
-        """The theta of one test per seed, `[seeds, dimensions]`: a function of the seed's id and the random seed."""
+        """The theta of one test per seed, `[seeds, dimensions]`, as a function of the seed's id and the random seed."""
         named = dict(self.theta)
         columns = []
         for k, theta in enumerate(perturbation.theta):
@@ -122,10 +122,10 @@ class Level:
 
 
 def read_levels(value: Any, place: str) -> tuple[Level, ...]:
-    """A list of levels, or a number of levels of equal distance: 5 is 0.2, 0.4, 0.6, 0.8 and 1."""
+    """Read a list of levels, or a number of equally spaced levels: 5 is 0.2, 0.4, 0.6, 0.8 and 1."""
     if value is None:
         return ()
-    _check_form(value, _LEVELS, place, EXAMPLE_OF_LEVELS)
+    _check_form(value, _LEVELS, place, LEVELS_EXAMPLE)
     if isinstance(value, int):
         return tuple(Level(strength=(k + 1) / value) for k in range(value))
     return tuple(map(Level.read, value))
@@ -141,21 +141,21 @@ def _format(value: Value) -> str:
 
 @dataclass(frozen=True)
 class SuiteMember:
-    """A perturbation of a suite: it gets a campaign in a folder of its name."""
+    """A perturbation of a suite, whose campaign is in a folder of the same name."""
 
     name: str
     perturbation: Perturbation
-    """With its range at the magnitude."""
+    """The perturbation, with its range at the magnitude."""
     magnitude: float | None = None
     weight: float = 1.0
-    """Its part of the budget that is divided before the rest goes where faults and uncertainty are."""
+    """The member's weight when the fixed part of the budget is divided."""
     max_tests: int | None = None
     levels: tuple[Level, ...] = ()
     note: str = ""
-    """What a reader should know, such as how close it is to a published corruption."""
+    """A remark for readers, such as how close the member is to a published corruption."""
 
     def plain(self) -> dict[str, Any]:
-        """The member as a YAML file has it."""
+        """The member as it is written in a YAML file."""
         return {
             "name": self.name,
             "perturb": self.perturbation.name,
@@ -186,16 +186,16 @@ class SuiteDefinition:
         return replace(self, members=tuple(members))
 
     def recorded(self) -> list[dict[str, Any]]:
-        """The members as `suite.json` has them."""
+        """The members as they are written in `suite.json`."""
         return [{**member.plain(), "range": member.range} for member in self.members]
 
     def plain(self) -> dict[str, Any]:
-        """The definition as a YAML file has it."""
+        """The definition as it is written in a YAML file."""
         return {"name": self.name, "members": [member.plain() for member in self.members]}
 
 
 def read_suite(source: Any, *, imports: bool = True) -> SuiteDefinition:
-    """The suite of a file, a dict or a list of perturbations; `imports`: whether own modules may be imported."""
+    """Read a suite from a file, a dict or a list of perturbations; `imports`: whether user modules may be imported."""
     if isinstance(source, Path):
         return _read_mapping(read_yaml(source, "the suite"), str(source), imports=imports)
     if isinstance(source, Mapping):
@@ -211,7 +211,7 @@ def read_suite(source: Any, *, imports: bool = True) -> SuiteDefinition:
 
 
 def leave_out_unfitting(suite: SuiteDefinition, shape: tuple[int, ...], target: AnyTarget | None) -> SuiteDefinition:
-    """A named suite without the members that do not fit inputs of this shape, or the target; its notes say which."""
+    """Leave out members of a named suite that do not fit inputs of this shape or the target; its notes name them."""
     fitting, reasons = [], []
     for member in suite.members:
         try:
@@ -229,8 +229,8 @@ def leave_out_unfitting(suite: SuiteDefinition, shape: tuple[int, ...], target: 
 
 
 def suite_title(name: str) -> str:
-    """How a suite is called in a heading."""
-    return "Suite" if name == UNNAMED else f"Suite {name}"
+    """The heading for a suite."""
+    return "Suite" if name == DEFAULT_NAME else f"Suite {name}"
 
 
 def _positive(value: Any, place: str) -> None:
@@ -263,13 +263,13 @@ def _read_mapping(content: Mapping[Any, Any], place: str, *, imports: bool) -> S
     _check(content, _SUITE, SUITE_KEYS, place)
     entries = content["members"]
     if not entries:
-        raise UsageError(f"{place} must have a list of members, got {entries!r}: write {EXAMPLE}")
+        raise UsageError(f"{place} must have a list of members, got {entries!r}: write {MEMBERS_EXAMPLE}")
     levels = read_levels(content.get("levels"), f"levels of {place}")
     if len(entries) > MAX_MEMBERS:
         raise UsageError(f"{place} must have at most {MAX_MEMBERS} members, got {len(entries):,}: split it")
     places = (f"member {k} of {place}" for k in count(1))
     members = [_read_member(entry, of, levels, imports=imports) for entry, of in zip(entries, places, strict=False)]
-    return SuiteDefinition(content.get("name", UNNAMED).strip(), tuple(_named_apart(members)))
+    return SuiteDefinition(content.get("name", DEFAULT_NAME).strip(), tuple(_named_apart(members)))
 
 
 def _read_member(entry: Any, place: str, levels: tuple[Level, ...], *, imports: bool) -> SuiteMember:
@@ -295,7 +295,7 @@ def _check(content: Any, form: Form, known: Sequence[str], place: str) -> None:
     for key in content if isinstance(content, Mapping) else ():
         if key not in known:
             raise UsageError(f"{place} must not have {key!r}: {nearest(str(key), known)}")
-    _check_form(content, form, place, EXAMPLE)
+    _check_form(content, form, place, MEMBERS_EXAMPLE)
 
 
 def _check_form(content: Any, form: Form, place: str, example: str) -> None:
@@ -306,7 +306,7 @@ def _check_form(content: Any, form: Form, place: str, example: str) -> None:
 
 
 def _named_apart(members: list[SuiteMember]) -> list[SuiteMember]:
-    """The members with a number after each name that occurs twice."""
+    """Make the names of members unique by appending numbers to repeated ones."""
     counts = Counter(member.name for member in members)
     taken, apart = set(counts), []
     for member in members:
@@ -320,20 +320,20 @@ def _named_apart(members: list[SuiteMember]) -> list[SuiteMember]:
 
 N_LEVELS = 5
 SMALL_SIDE = 64
-"""Pictures whose shorter side is below this are graded at the severities published for pictures of 32 pixels."""
-TOO_SLOW = ("cw", "square", "square_label")
-"""Attacks that are left out of the suite: 303 passes per test, and 100."""
-CORRUPTIONS = Path(__file__).with_name("corruptions.json")
-"""The members of the suite corruptions, for `large` pictures and for `small` ones.
+"""Pictures with a shorter side than this are graded at the severities published for pictures of 32 pixels."""
+SLOW_ATTACKS = ("cw", "square", "square_label")
+"""Attacks that are left out of the suite because they take 303 and 100 passes per test."""
+CORRUPTIONS_FILE = Path(__file__).with_name("corruptions.json")
+"""The members of the suite corruptions, for `large` and for `small` pictures.
 
-Levels are severities 1 to 5 as published for ImageNet-C (224 pixels) and CIFAR-10-C (32 pixels). Ranges reach from the
-identity to the strongest of them; where they hold a theta constant, from its default bound on. The first word of a note
-tells how close a member is to the published corruption: same, close or a substitute.
+Levels are severities 1 to 5 as published for ImageNet-C (224 pixels) and CIFAR-10-C (32 pixels). Ranges extend from the
+identity to the strongest level; if all levels have the same value of a dimension, its range starts at the default
+bound. The first word of a note says how close a member is to the published corruption: same, close or a substitute.
 """
 
 
 class NamedSuite(NamedTuple):
-    """The perturbations of a family as a suite, and what they are, in words."""
+    """A suite of all perturbations of a family, and its description."""
 
     family: str
     about: str
@@ -352,23 +352,23 @@ SUITES = {
 
 
 GRADERS: Extensible[Callable[..., Any]] = Extensible("themis.suites", {})
-"""Functions for suites named `NAME:PLACE`, on which a model is graded without campaigns."""
+"""Functions, by NAME, that grade a model on a suite `NAME:PLACE` without campaigns."""
 
 
 def is_graded_only(source: Any) -> bool:
-    """Whether a suite is what another package has stored, such as `cifar10c:FOLDER`."""
+    """Whether a suite consists of published files, such as `cifar10c:FOLDER`, and has no campaigns."""
     return isinstance(source, str) and ":" in source and source.partition(":")[0] in GRADERS
 
 
 def grader(source: str) -> Callable[..., Any]:
-    """The function that grades a model on such a suite, and returns a `SuiteRun`."""
+    """The function that grades a model on a suite of published files and returns a `SuiteRun`."""
     return GRADERS[source.partition(":")[0]]
 
 
 def choose_suite(source: Any, shape: tuple[int, ...], target: AnyTarget | None = None) -> SuiteDefinition:
-    """The suite of a name, a YAML file, a dict or a list of perturbations, for inputs `[...]` of this shape.
+    """Choose a suite by name, YAML file, dict or list of perturbations, for inputs `[...]` of this shape.
 
-    A named suite leaves out what does not fit the inputs or the target; in others that is an error.
+    A named suite leaves out members that do not fit the inputs or the target; in other suites they are errors.
     """
     if not isinstance(source, str):
         return read_suite(source)
@@ -376,7 +376,7 @@ def choose_suite(source: Any, shape: tuple[int, ...], target: AnyTarget | None =
         return leave_out_unfitting(_corruptions(shape), shape, target)
     if source in SUITES:
         family = SUITES[source].family
-        members = [name for name, of in PERTURBATIONS.items() if of.family == family and name not in TOO_SLOW]
+        members = [name for name, of in PERTURBATIONS.items() if of.family == family and name not in SLOW_ATTACKS]
         levels = None if family == "attack" else N_LEVELS
         suite = read_suite({"name": source, "members": members, "levels": levels})
         return leave_out_unfitting(suite, shape, target)
@@ -390,7 +390,7 @@ def choose_suite(source: Any, shape: tuple[int, ...], target: AnyTarget | None =
 
 def _corruptions(shape: tuple[int, ...]) -> SuiteDefinition:
     is_small = len(shape) >= 3 and min(shape[-2:]) < SMALL_SIDE
-    members = json.loads(CORRUPTIONS.read_text("utf-8"))["small" if is_small else "large"]
+    members = json.loads(CORRUPTIONS_FILE.read_text("utf-8"))["small" if is_small else "large"]
     source = "CIFAR-10-C, as the pictures are small" if is_small else "ImageNet-C"
     suite = read_suite({"name": "corruptions", "members": members})
     return SuiteDefinition(suite.name, suite.members, (f"Severities 1 to 5 are those of {source}.",))

@@ -1,4 +1,4 @@
-"""Comparing two suites: every member with the member of the same name, on the same tests."""
+"""Comparing two suites, member by member, on the same tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from themis.errors import UsageError
 from themis.judge.estimate import Estimate
-from themis.runs.analysis.compare import LEVEL, MODEL_REMEDY, NEW_TESTS, DiffOptions, Side, diff_runs
+from themis.runs.analysis.compare import MODEL_REMEDY, N_NEW_TESTS, VERSION_SIGNIFICANCE, DiffOptions, Side, diff_runs
 from themis.runs.analysis.diff import Diff, escape, show_difference, table
 from themis.runs.replay import AnyRun, as_run
 from themis.runs.trust import Trusted
@@ -18,7 +18,7 @@ from themis.suites.grades import SeedValues, joined
 from themis.suites.result import Rebuild, SuiteRun, as_suite, has_same_seeds, open_members
 from themis.text import percent
 
-HEAD = (
+DIFF_COLUMNS = (
     *("perturbation", "fault rate before", "after", "error before", "after", "difference (95%)"),
     *("fixed", "new", "still", "result"),
 )
@@ -35,7 +35,7 @@ class SuiteDiff:
     """Members that only one of the suites has run."""
 
     def rows(self) -> list[tuple[str, ...]]:
-        """One row per member, as text: see `HEAD`."""
+        """One row of text per member, with the columns `DIFF_COLUMNS`."""
         rows = []
         rates = [{row.name: row.fault_rate for row in suite.rows} for suite in (self.before, self.after)]
         for name, difference in self.members.items():
@@ -54,12 +54,14 @@ class SuiteDiff:
 
     @cached_property
     def error_differences(self) -> dict[str, Estimate]:
-        """After minus before of the errors at levels, by member; the intervals hold together with 95%."""
+        """The errors at levels after minus those before, by member; the intervals hold jointly with 95% confidence."""
         names = self._graded()
-        return {name: _difference(self.before, self.after, [name], LEVEL / 2 / len(names)) for name in names}
+        return {
+            name: _difference(self.before, self.after, [name], VERSION_SIGNIFICANCE / 2 / len(names)) for name in names
+        }
 
     def _graded(self) -> list[str]:
-        """The members that both suites have graded at as many levels."""
+        """The members that both suites have graded, at the same number of levels."""
         before, after = self.before.grades.levels, self.after.grades.levels
         return [n for n in self.members if n in before and n in after and len(before[n]) == len(after[n])]
 
@@ -70,10 +72,10 @@ class SuiteDiff:
         if not names:
             return None
         before, after = (float(suite.grades.shares(names).mean()) for suite in (self.before, self.after))
-        return before, after, _difference(self.before, self.after, names, LEVEL / 2)
+        return before, after, _difference(self.before, self.after, names, VERSION_SIGNIFICANCE / 2)
 
     def lines(self) -> list[str]:
-        """What the comparison says as a whole."""
+        """The result of the whole comparison in sentences."""
         lines = []
         if self.mean_errors is not None:
             before, after, gap = self.mean_errors
@@ -112,11 +114,12 @@ class SuiteDiff:
     def markdown(self) -> str:
         """A table with one row per member, and the lines below it."""
         head = f"## Themis: {escape(str(self.before.path))} and {escape(str(self.after.path))}"
-        return "\n".join([head, "", *table(HEAD, self.rows()), "", *(escape(line) for line in self.lines()), ""])
+        text = [*table(DIFF_COLUMNS, self.rows()), "", *map(escape, self.lines()), ""]
+        return "\n".join([head, "", *text])
 
 
 def _difference(before: SuiteRun, after: SuiteRun, names: list[str], tail: float) -> Estimate:
-    """After minus before of the mean error over the levels of members; each limit fails at most `tail`."""
+    """The mean error over the levels of members, after minus before; each limit fails with probability `tail`."""
     first, second = (side.grades.shares(names) for side in (before, after))
     if has_same_seeds(before, after):
         return SeedValues(second - first, -1.0, 1.0).mean(tail)
@@ -133,7 +136,7 @@ def diff(
     after: AnyRun | SuiteRun,
     *,
     kind: str = "auto",
-    tests: int = NEW_TESTS,
+    tests: int = N_NEW_TESTS,
     random_seed: int = 0,
     trust: Trusted = False,
 ) -> Diff | SuiteDiff:
@@ -168,9 +171,9 @@ class SuiteSide:
 
     suite: SuiteRun
     rebuild: Rebuild | None = None
-    """How its first member is opened, for a model that is elsewhere now."""
+    """How to open the first member if the model has moved."""
     remedy: str = MODEL_REMEDY
-    """What to recommend if its model is not the one that was tested."""
+    """What to advise if the model is not the one that was tested."""
 
 
 def diff_suites(before: SuiteSide, after: SuiteSide, options: DiffOptions, trust: Trusted = False) -> SuiteDiff:

@@ -1,6 +1,6 @@
 """The folder of a suite: `suite.json`, one run folder per member, and the report.
 
-The rules are those of run folders: one writer, no file of others is replaced, and no link is followed.
+The rules of run folders apply: there is one writer, only files of Themis are replaced, and no link is followed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from themis.reading import (
 from themis.runs.fault import MAX_TESTS
 from themis.runs.store import files
 from themis.runs.store.reader import folders_with, name_folders
-from themis.runs.store.schema import HASH, MAX_JSON, damage_explained
+from themis.runs.store.schema import HASH_FORM, MAX_JSON, damage_explained
 from themis.runs.trust import TAG, KeyProblem, sign
 from themis.settings import VERDICTS
 
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from themis.campaign.setup import TestedModel
     from themis.measure.calculator import Calculator
 
-SUITE, LOCK, REPORT = "suite.json", "suite.lock", "report.html"
-SCHEMA = 1
-GATES = "gates.json"
-RESERVED = (SUITE, LOCK, REPORT, GATES)
-"""Names that no member's folder may have."""
+SUITE_FILE, LOCK_FILE, REPORT_FILE = "suite.json", "suite.lock", "report.html"
+SCHEMA_VERSION = 1
+GATES_FILE = "gates.json"
+RESERVED = (SUITE_FILE, LOCK_FILE, REPORT_FILE, GATES_FILE)
+"""Names that are not allowed for members."""
 
 _NAME = text(200, r"[\w.-]+", "a name of letters, digits, _, - and .")
 _COUNT = whole(0, MAX_TESTS * 100)
@@ -81,7 +81,7 @@ _DECISION = record(
         "figure": optional(record({"value": number(0), "low": number(), "high": number()})),
     }
 )
-FORM = record(
+SUITE_FORM = record(
     {
         "schema": whole(1, 1),
         "name": text(1000),
@@ -89,7 +89,7 @@ FORM = record(
         "options": record({"max_tests": whole(1, MAX_TESTS), "share": number(0, 1)}),
         "settings": record({}),
         "origin": optional(record({})),
-        "environment": record({"model_sha256": HASH, "data_sha256": HASH, "threads": whole(1, 1 << 16)}),
+        "environment": record({"model_sha256": HASH_FORM, "data_sha256": HASH_FORM, "threads": whole(1, 1 << 16)}),
         "schedule": items(_STEP),
         "state": one_of("running", "ended", "interrupted", "out of time", "failed"),
         "passes": _COUNT,
@@ -100,22 +100,22 @@ FORM = record(
         "perturbation": text(1_000_000),
         "fault": text(1000),
     },
-    {"graded": HASH, "decision": optional(_DECISION)},
+    {"graded": HASH_FORM, "decision": optional(_DECISION)},
 )
 
 
 class SuiteFolder:
-    """The folder of a suite that is being run; it has one writer."""
+    """The folder of a running suite, locked for one writer."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         names = files.list_folder(self.path)
-        is_begun = is_suite(self.path) or (names == [LOCK] and files.was_signed(self.path / LOCK))
+        is_begun = is_suite(self.path) or (names == [LOCK_FILE] and files.was_signed(self.path / LOCK_FILE))
         if names and not is_begun:
             raise files.refuse_folder(self.path, names, ", or the folder of a suite")
         files.refuse_links(self.path, *RESERVED)
-        self._claim = files.Claim(self.path, (), LOCK)
-        self._claim.is_begun = (self.path / SUITE).exists()
+        self._claim = files.Claim(self.path, (), LOCK_FILE)
+        self._claim.is_begun = (self.path / SUITE_FILE).exists()
         files.remove_leftovers(self.path)
 
     def member(self, name: str) -> Path:
@@ -125,27 +125,26 @@ class SuiteFolder:
 
     def read(self) -> dict[str, Any] | None:
         """The stored suite; None if there is none yet."""
-        return read_record(self.path) if (self.path / SUITE).exists() else None
+        return read_record(self.path) if (self.path / SUITE_FILE).exists() else None
 
     def write(self, content: dict[str, Any]) -> None:
         """Replace `suite.json`."""
         if not self._claim.is_held:
             raise StoreError(f"{self.path} was deleted or moved while its suite was running: start it again")
-        files.refuse_links(self.path, SUITE)
-        with files.explained(self.path / SUITE, is_run=True):
-            files.write_file(
-                self.path / SUITE, files.as_json({**files.made_by("suite"), "schema": SCHEMA, **content}, indent=1)
-            )
+        files.refuse_links(self.path, SUITE_FILE)
+        plain = {**files.made_by("suite"), "schema": SCHEMA_VERSION, **content}
+        with files.explained(self.path / SUITE_FILE, is_run=True):
+            files.write_file(self.path / SUITE_FILE, files.as_json(plain, indent=1))
         self._claim.is_begun = True
 
     def close(self) -> None:
-        """Let the next writer in; if nothing was stored, what this object created is removed."""
+        """Release the folder; if nothing was stored, remove what this object created."""
         self._claim.release()
 
 
 def is_suite(path: str | Path) -> bool:
-    """Whether a folder is that of a suite: it has a `suite.json` with the mark of Themis."""
-    file = Path(path) / SUITE
+    """Whether a folder has a `suite.json` with the mark of Themis."""
+    file = Path(path) / SUITE_FILE
     try:
         return file.is_file() and not file.is_symlink() and files.has_mark(file)
     except OSError:
@@ -153,22 +152,22 @@ def is_suite(path: str | Path) -> bool:
 
 
 def name_suites(path: str | Path) -> str:
-    """What is wrong with a folder that is no suite but holds some, and which; empty if it holds none."""
-    suites = [folder for folder in folders_with(Path(path), SUITE) if is_suite(folder)]
+    """The problem with a folder that contains suites but is not one, for an error message; empty without suites."""
+    suites = [folder for folder in folders_with(Path(path), SUITE_FILE) if is_suite(folder)]
     return f"is a folder of suites: name one of them ({name_folders(suites)})" if suites else ""
 
 
 def is_running(path: str | Path) -> bool:
-    """Whether a process is running the suite; if the system cannot tell, yes."""
-    return files.is_locked(Path(path) / LOCK) is not False
+    """Whether a process is running the suite; True if locks do not work."""
+    return files.is_locked(Path(path) / LOCK_FILE) is not False
 
 
 def read_record(path: str | Path) -> dict[str, Any]:
-    """The content of `suite.json`, checked."""
-    file = Path(path) / SUITE
+    """Read and check the content of `suite.json`."""
+    file = Path(path) / SUITE_FILE
     if not is_suite(path):
         problem = name_suites(path) or "is not one: check the path"
-        raise UsageError(f"a suite must be a folder with {SUITE}, but {path} {problem}")
+        raise UsageError(f"a suite must be a folder with {SUITE_FILE}, but {path} {problem}")
     try:
         content: dict[str, Any] = parse_json(read_regular(file, MAX_JSON))
     except OSError as error:
@@ -176,7 +175,7 @@ def read_record(path: str | Path) -> dict[str, Any]:
     except ValueError as error:
         raise StoreError(f"{file} must be JSON, but it is damaged: {error}; restore it from a copy") from error
     with damage_explained(file):
-        check_form(content, FORM, "the suite")
+        check_form(content, SUITE_FORM, "the suite")
         names = [member["name"] for member in content["members"]]
         if len(set(names)) < len(names) or any(name in RESERVED or name.strip(".") == "" for name in names):
             raise ValueError("its members must have different names, which are no files of the suite")
@@ -194,7 +193,7 @@ def read_record(path: str | Path) -> dict[str, Any]:
 def new_record(
     tested: TestedModel, environment: dict[str, Any], calculator: Calculator, stated: dict[str, Any]
 ) -> dict[str, Any]:
-    """The content of `suite.json` before the first test. stated: what the user asked for."""
+    """The content of `suite.json` before the first test. stated: the part that the user's request determines."""
     return {
         **stated,
         "origin": None if tested.origin is None else tested.origin.as_dict(),
@@ -212,14 +211,14 @@ def new_record(
 
 
 def pack(flags: NDArray[np.int64]) -> str:
-    """Ones and zeros as text, a bit for each."""
+    """Encode ones and zeros as text, one bit per value."""
     import numpy as np
 
     return base64.b64encode(np.packbits(flags.astype(bool)).tobytes()).decode()
 
 
 def unpack(text: str, n: int) -> NDArray[np.int64]:
-    """`n` ones and zeros from their text."""
+    """Decode `n` ones and zeros from text."""
     import numpy as np
 
     bits = np.frombuffer(base64.b64decode(text, validate=True), dtype=np.uint8)
@@ -229,7 +228,7 @@ def unpack(text: str, n: int) -> NDArray[np.int64]:
 
 
 def signed(content: dict[str, Any]) -> dict[str, Any]:
-    """The content with a signature of all that names code, so that it can be resumed; without a key, none."""
+    """The content with a signature of everything that names code, which resuming needs; unsigned without a key."""
     try:
         return {**content, TAG: sign(content)}
     except KeyProblem:

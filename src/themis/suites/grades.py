@@ -1,6 +1,6 @@
 """Grades at fixed levels: the share of wrong answers on the same seeds at every level, and the task's own score.
 
-Intervals are about inputs like the graded seeds. Tests of one seed are alike at all levels and under all members, so
+Intervals are for inputs like the graded seeds. The tests of one seed, at any level and under any member, are alike, so
 each seed counts once.
 """
 
@@ -27,8 +27,8 @@ from themis.suites.folder import pack, unpack
 
 Interval = tuple[float, float]
 """The ends of a 95% interval."""
-N_DISTINCT = 100
-"""Values that a mean is computed from are rounded to this many parts of their range; its limits hardly notice."""
+MAX_DISTINCT = 100
+"""Values are rounded to this many steps of their range before limits are computed, which hardly changes the limits."""
 FOR_SEEDS = 71
 """The purpose of random numbers that choose the seeds to grade."""
 
@@ -40,14 +40,14 @@ class LevelGrade:
     level: str
     seeds: int
     errors: int
-    """Answers that are faults by the oracle; seeds that are answered wrongly without a disturbance count too."""
+    """Answers that are faults by the oracle, including those to seeds that are answered wrongly when clean."""
     score: float | None
-    """Accuracy, mean IoU or whatever the task is scored by; None without labels."""
+    """The score of the task, such as accuracy or mean IoU; None without labels."""
     passes: int
     wrong: NDArray[np.int64] = field(repr=False, compare=False)
-    """Which of the graded seeds are answered wrongly, 1 or 0."""
+    """1 for each graded seed that is answered wrongly, otherwise 0."""
     score_name: str = ""
-    """What the score is: accuracy, iou or map."""
+    """accuracy, iou or map."""
 
     @property
     def error(self) -> float:
@@ -56,7 +56,7 @@ class LevelGrade:
 
 
 def graded_rows(n_seeds: int, most: int | None, random_seed: int) -> Ints:
-    """The rows of the seeds to grade, ascending: all, or a random sample that is the same for every member."""
+    """The ascending rows of the seeds to grade: all, or a random sample that is the same for every member."""
     if most is None or n_seeds <= most:
         return np.arange(n_seeds)
     order = np.argsort(rng.uniform(random_seed, FOR_SEEDS, np.arange(n_seeds)), kind="stable")
@@ -71,7 +71,7 @@ def grade_clean(calculator: Calculator, rows: Ints) -> LevelGrade:
 
 
 def grade_outputs(calculator: Calculator, rows: Ints, outputs: torch.Tensor, level: str) -> LevelGrade:
-    """The grade of an output for each of the seeds `rows`, whose content is where it was."""
+    """The grade of one output per seed in `rows`, for disturbances that do not move the content of an input."""
     at, clean = torch.from_numpy(rows).to(calculator.device), calculator.clean
     wrong = clean.compare(at, outputs, None).is_fault.cpu().numpy().astype(np.int64)
     name, score = _score(calculator, outputs, None if clean.labels is None else clean.labels[at])
@@ -83,10 +83,10 @@ def grade_member(
 ) -> list[LevelGrade]:
     """Run one test per seed and level on a swept calculator; the noise seed of a test is the id of its seed.
 
-    measurer: the one that swept.
+    measurer: the measurer that swept the calculator; by default a local one.
     """
     measurer = measurer or LocalMeasurer(calculator)
-    calculator = calculator.under(member.perturbation)
+    calculator = calculator.with_perturbation(member.perturbation)
     seed_id = calculator.seeds.seed_id.numpy()[rows]
     grades = []
     for level in member.levels:
@@ -106,13 +106,13 @@ def _grade_tests(measurer: Measurer, calculator: Calculator, tests: Tests, level
 
 
 def _score(calculator: Calculator, outputs: torch.Tensor, labels: torch.Tensor | None) -> tuple[str, float | None]:
-    """The task's own score and its name; more is better. None without labels, or in tasks that have only an error."""
+    """The name and value of the task's own score, of which more is better; None without labels or such a score."""
     scores = {} if labels is None else calculator.clean.oracle.grade(outputs, labels)
     return next(((name, float(score)) for name, score in scores.items() if name != "error"), ("", None))
 
 
 def plain_grade(grade: LevelGrade) -> dict[str, Any]:
-    """A grade as JSON has it."""
+    """A grade as plain data for JSON."""
     return {**vars(grade), "error": grade.error, "wrong": pack(grade.wrong)}
 
 
@@ -124,13 +124,13 @@ def read_grade(plain: dict[str, Any]) -> LevelGrade:
 
 @dataclass(frozen=True)
 class SuiteGrades:
-    """The answers of a suite's graded seeds: at the levels of each graded member, and without a disturbance."""
+    """The grades of a suite: of each graded member at its levels, and on clean inputs."""
 
     levels: dict[str, list[LevelGrade]]
     clean: LevelGrade | None
     """None if no member has levels."""
     tail: float = TAIL_PROBABILITY
-    """The chance that an end of an interval is wrong, which several looks divide among themselves."""
+    """The probability that a limit of an interval is wrong, divided by the number of looks at a claim."""
 
     @staticmethod
     def of(record: dict[str, Any]) -> SuiteGrades:
@@ -146,7 +146,7 @@ class SuiteGrades:
 
     @cached_property
     def level_errors(self) -> dict[str, list[Estimate]]:
-        """The same with their intervals: at a level, each seed is tested once."""
+        """The share of wrong answers by member and level, with intervals."""
         return {
             name: [_share(grade.errors, grade.seeds, self.tail) for grade in grades]
             for name, grades in self.levels.items()
@@ -154,11 +154,11 @@ class SuiteGrades:
 
     @cached_property
     def wrong(self) -> dict[str, NDArray[np.int64]]:
-        """At how many levels of a member each graded seed is answered wrongly `[seeds]`, by member."""
+        """By member, the number of levels at which each graded seed is answered wrongly `[seeds]`."""
         return {name: np.sum([grade.wrong for grade in grades], axis=0) for name, grades in self.levels.items()}
 
     def shares(self, names: Sequence[str]) -> NDArray[np.float64]:
-        """The share of wrong answers of each seed, as the mean over the levels and then over members `[seeds]`."""
+        """The share of wrong answers to each seed `[seeds]`, averaged over levels and then over members."""
         shares: NDArray[np.float64] = np.mean([self.wrong[name] / len(self.levels[name]) for name in names], axis=0)
         return shares
 
@@ -174,7 +174,7 @@ class SuiteGrades:
 
     @property
     def score_name(self) -> str:
-        """What the score is, in words."""
+        """The name of the score, in words."""
         name = "" if self.clean is None else self.clean.score_name
         return {"map": "mean average precision", "iou": "mean IoU"}.get(name, name or "score")
 
@@ -188,7 +188,7 @@ class SuiteGrades:
 
     @property
     def relative_score(self) -> float | None:
-        """The mean score as a share of the clean score (rPC), which is None if that is 0."""
+        """The mean score as a share of the clean score (rPC); None if the clean score is 0."""
         score, clean = self.mean_score, self.clean
         return None if score is None or clean is None or not clean.score else score / clean.score
 
@@ -196,11 +196,11 @@ class SuiteGrades:
 def mean_corruption_error(
     grades: SuiteGrades, baseline: SuiteGrades | dict[str, list[float]], *, is_paired: bool
 ) -> tuple[dict[str, float | None], float | None, Interval | None]:
-    """The errors summed over the levels of each member, relative to those of a baseline; their mean, and its interval.
+    """The corruption errors: the errors of each member, relative to a baseline; their mean (mCE), and its interval.
 
-    baseline: that of another model, or its errors by member and level, which are taken as exact. A member under which
-    it makes no errors has None and does not count. The ratios are linearised to one value per seed of each side. If
-    both sides have the same seeds, `is_paired`, these add up per seed; otherwise they are independent.
+    baseline: the grades of another model, or its errors by member and level, which are taken as exact. A member under
+    which it makes no errors gets None and does not count. The ratios are linearised to one value per seed of each side.
+    If both sides have the same seeds (`is_paired`), these values add up per seed; otherwise they are independent.
     """
     others = baseline.errors if isinstance(baseline, SuiteGrades) else baseline
     by = {name: sum(others[name]) for name in grades.errors}
@@ -233,7 +233,7 @@ def ends(estimate: Estimate | None) -> Interval | None:
 
 
 def _share(n: int, of: int, tail: float) -> Estimate:
-    """A share with Clopper and Pearson's limits."""
+    """A share with Clopper-Pearson limits."""
     low = float(betaincinv(n, of - n + 1, tail)) if n else 0.0
     high = float(betaincinv(n + 1, of - n, 1 - tail)) if n < of else 1.0
     return Estimate(n / of, low, high)
@@ -248,7 +248,7 @@ class SeedValues:
     high: float
 
     def mean(self, tail: float = TAIL_PROBABILITY) -> Estimate:
-        """Their mean, with Gaffke's limits."""
+        """The mean of the values, with Gaffke's limits."""
         width, value = self.high - self.low, float(self.values.mean())
         if width <= 0:
             return Estimate(value, value, value)
@@ -258,16 +258,16 @@ class SeedValues:
 
 
 def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The values on a grid of their range: the time that limits take grows with the number of distinct values."""
-    step = float(np.ptp(values)) / N_DISTINCT
-    if step == 0 or len(np.unique(values)) <= N_DISTINCT:
+    """The values rounded to a grid, because the time for limits grows with the number of distinct values."""
+    step = float(np.ptp(values)) / MAX_DISTINCT
+    if step == 0 or len(np.unique(values)) <= MAX_DISTINCT:
         return values
     grid: NDArray[np.float64] = values.min() + np.round((values - values.min()) / step) * step
     return grid.clip(values.min(), values.max())
 
 
 def joined(first: Estimate, second: Estimate) -> Estimate:
-    """The sum of two estimates that are independent: the distances of their limits add up in quadrature."""
+    """The sum of two independent estimates; the distances of their limits are added in quadrature."""
     value = first.value + second.value
     down, up = (
         float(np.hypot(*(getattr(each, end) - each.value for each in (first, second)))) for end in ("low", "high")

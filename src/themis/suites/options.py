@@ -10,10 +10,11 @@ from themis.options import check_known, check_numbers, check_rules, option
 from themis.settings import Settings, read_claim
 
 TESTS_PER_MEMBER = 1000
-"""Tests of a suite per member, unless the user says otherwise."""
+"""Tests of a suite per member, by default."""
 MEMBER_DEFAULTS = {"uniform_share": 0.5, "max_stored": 100}
-"""Settings whose default differs in a suite: its fault rates come from uniform tests, and its members share a disk."""
-OF_THE_SUITE = {
+"""Settings with another default in a suite: its table has fault rates, which need uniform tests, and its members share
+a disk."""
+UNSUPPORTED_OPTIONS = {
     "magnitude": "give it to a member: {perturb: gaussian, magnitude: 0.2}",
     "max_passes": "the budget of a suite is max_tests",
     "criterion": "test one perturbation with a criterion with themis run",
@@ -56,8 +57,8 @@ class SuiteOptions:
 
 
 def read_options(options: dict[str, Any]) -> tuple[SuiteOptions, Settings]:
-    """The options of a suite and the settings of its campaigns; an option of neither is refused."""
-    for name, remedy in OF_THE_SUITE.items():
+    """The options of a suite and the settings of its campaigns; refuses unknown options."""
+    for name, remedy in UNSUPPORTED_OPTIONS.items():
         if options.get(name) is not None:
             raise UsageError(f"a suite does not take {name}: {remedy}")
     of_suite = {name: options[name] for name in SuiteOptions.__dataclass_fields__ if name in options}

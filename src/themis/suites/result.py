@@ -1,4 +1,4 @@
-"""The result of a suite: one row per member, the grades at levels, slices, and mCE relative to a baseline."""
+"""The result of a suite: one row per member, grades at levels, slices, and mCE relative to a baseline."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from themis.target.target import AnyTarget
 from themis.text import counted, percent
 
 ALEXNET = "alexnet"
-"""Name of the baseline that published mean corruption errors are relative to."""
+"""The name of the baseline of published mean corruption errors."""
 PUBLISHED_ERRORS = Path(__file__).with_name("alexnet.json")
-"""The errors of AlexNet on ImageNet-C as Hendrycks and Dietterich (2019) published them, by severity."""
+"""The errors of AlexNet on ImageNet-C by severity, as published by Hendrycks and Dietterich (2019)."""
 Baseline = Any
-"""A suite, its folder, `alexnet`, or numbers: a dict (or a JSON or YAML file) of errors by member."""
+"""A suite, its folder, `alexnet`, or errors by member in a dict, a JSON file or a YAML file."""
 
 
 @dataclass(frozen=True)
 class MemberRow:
-    """What a suite found under one perturbation. Figures are None if its campaign has not run yet."""
+    """The result of a suite under one perturbation; estimates are None until its campaign has run."""
 
     name: str
     perturbation: str
@@ -55,13 +55,13 @@ class MemberRow:
     fault_rate: Estimate | None = None
     residual_risk: Estimate | None = None
     slices: tuple[SliceRate, ...] = ()
-    """By class, or by the columns of `slice_by`."""
+    """The fault rate by class, or by the columns of `slice_by`."""
     weakest: float | None = None
     """The smallest strength at which a fault was found, as a share of theta's range."""
     weakest_theta: str = ""
     """The theta of that fault, in words."""
     error: float | None = None
-    """The mean share of wrong answers over its levels; None without levels."""
+    """The share of wrong answers, averaged over the levels; None without levels."""
     error_interval: Interval | None = None
     seconds: float = 0.0
     stop: str = "It has not run yet."
@@ -69,7 +69,7 @@ class MemberRow:
 
 @dataclass(frozen=True)
 class SliceRow:
-    """A slice of the seeds under one perturbation, and the fault rate of all seeds under it."""
+    """A slice of the seeds under one perturbation, with the fault rate of all seeds under it."""
 
     member: str
     rate: SliceRate
@@ -78,18 +78,18 @@ class SliceRow:
 
 @dataclass(frozen=True)
 class CorruptionErrors:
-    """Errors relative to a baseline: 1 is as many as the baseline makes."""
+    """Errors relative to a baseline: 1 means as many errors as the baseline makes."""
 
     mce: float | None
-    """The mean corruption error, over the members that the baseline makes errors under; None if there are none."""
+    """The mean corruption error over the members under which the baseline makes errors; None without such members."""
     mce_interval: Interval | None
-    """From the graded seeds of both models; numbers without seeds are taken as exact."""
+    """Computed from the graded seeds of both models; a baseline given as numbers is taken as exact."""
     by_member: dict[str, float | None]
     baseline: str
 
 
 class SuiteRun:
-    """The folder of a suite, as far as it has run. `suite["fog"]` opens the run of a member."""
+    """A suite in its folder, as far as it has run; `suite["fog"]` opens the run of a member."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -112,12 +112,12 @@ class SuiteRun:
 
     @property
     def is_only_graded(self) -> bool:
-        """Whether no campaigns belong to it: on published files, and to decide a claim."""
+        """Whether the suite has no campaigns, because it grades published files or decides a claim."""
         return not self.record["schedule"] and self.state == "ended"
 
     @property
     def decision(self) -> SuiteDecision | None:
-        """The verdict on the claim that the suite was to decide; None without a claim."""
+        """The verdict on the claim of the option `decide`; None without a claim."""
         plain = self.record.get("decision")
         if plain is None:
             return None
@@ -126,7 +126,7 @@ class SuiteRun:
 
     @property
     def passes(self) -> int:
-        """All passes: the clean sweep, the tests and the grades at levels."""
+        """The passes of the clean sweep, the tests and the grades at levels together."""
         graded = sum(grade["passes"] for grades in self.record["grades"].values() for grade in grades)
         graded = graded if self.decision is None else self.decision.passes
         return int(self.record["passes"] + graded + sum(row.passes for row in self.rows))
@@ -143,7 +143,7 @@ class SuiteRun:
 
     @property
     def run_folders(self) -> dict[str, Path]:
-        """The run folders of the members that have begun, by name; a link is none of them."""
+        """The run folders of the members that have begun, by name; links are ignored."""
         folders = {name: self.path / name for name in self.members}
         return {name: path for name, path in folders.items() if not path.is_symlink() and (path / DATABASE).is_file()}
 
@@ -196,7 +196,7 @@ class SuiteRun:
 
     @property
     def errors(self) -> dict[str, list[float]]:
-        """The share of wrong answers by member and level, for members with levels that have been graded."""
+        """The share of wrong answers by member and level, for graded members."""
         return self.grades.errors
 
     @property
@@ -206,7 +206,7 @@ class SuiteRun:
 
     @property
     def clean_error(self) -> float | None:
-        """The share of wrong answers of the graded seeds without a disturbance; None without levels."""
+        """The share of wrong answers to the graded seeds without a disturbance; None without levels."""
         return None if self.grades.clean is None else self.grades.clean.error
 
     @property
@@ -217,8 +217,8 @@ class SuiteRun:
     def corruption_errors(self, baseline: Baseline) -> CorruptionErrors:
         """Corruption errors of every member with levels, and their mean (mCE), relative to a baseline.
 
-        baseline: a `SuiteRun` or the folder of one on another model with the same levels, or numbers: a dict, or a JSON
-        or YAML file, with the error of each member or a list of them by level. `alexnet` is the baseline of published
+        baseline: a `SuiteRun` of another model with the same levels, or its folder; or a dict, a JSON file or a YAML
+        file with the error of each member, or a list of its errors by level. `alexnet` is the baseline of published
         mCE.
         """
         if not self.errors:
@@ -317,7 +317,7 @@ COLUMNS = (
 
 
 def sentences(suite: SuiteRun, errors: CorruptionErrors | None = None) -> list[str]:
-    """What the suite says about the model."""
+    """The result of a suite in sentences."""
     lines = [] if suite.decision is None else [f"{suite.decision.clause}."]
     lines += [] if (worst := most_fragile(suite)) is None else [worst]
     if suite.clean_error is not None and suite.errors:
@@ -342,7 +342,7 @@ def sentences(suite: SuiteRun, errors: CorruptionErrors | None = None) -> list[s
 
 
 def show_ends(ends: Interval | None) -> str:
-    """An interval in words, in brackets after its value; empty if it is not known."""
+    """An interval in brackets, to follow its value; empty if it is not known."""
     return "" if ends is None else f" (95%: {percent(ends[0])} to {percent(ends[1])})"
 
 
@@ -354,7 +354,7 @@ def has_same_seeds(first: SuiteRun, second: SuiteRun) -> bool:
 
 
 def as_suite(source: Any) -> SuiteRun | None:
-    """The source if it is a suite, or the folder of one."""
+    """The suite that is given as such or by its folder; None if it is something else."""
     if isinstance(source, str | Path) and is_suite(source):
         return SuiteRun(source)
     return source if isinstance(source, SuiteRun) else None
@@ -363,8 +363,8 @@ def as_suite(source: Any) -> SuiteRun | None:
 def most_fragile(suite: SuiteRun) -> str | None:
     """The perturbation that breaks the model most, in a sentence or two; None if nothing is known yet.
 
-    The random disturbances decide if the interval of one perturbation lies above those of all others; otherwise the
-    errors at levels do, if all perturbations have them.
+    Random disturbances decide if the interval of one perturbation lies above those of all others. Otherwise, the errors
+    at levels decide if all perturbations have them.
     """
     rates = [(row.name, row.fault_rate) for row in suite.rows if row.fault_rate is not None]
     rates.sort(key=lambda pair: -pair[1].value)
@@ -405,7 +405,7 @@ def slice_sentences(suite: SuiteRun, n: int = 3) -> list[str]:
 
 
 def _weakest(run: Reader) -> tuple[float | None, str]:
-    """The smallest strength among the faults, and the theta of that fault in words."""
+    """The smallest strength of a fault, and the theta of that fault in words."""
     columns = ", ".join(theta_column(name) for name in run.theta)
     best: tuple[float, list[float]] | None = None
     for rows in run.batches(f"{columns} FROM faults ORDER BY id"):
@@ -434,7 +434,7 @@ def _read_suite(baseline: SuiteRun, suite: SuiteRun) -> tuple[SuiteGrades, str]:
 
 
 def _read_baseline(baseline: Baseline, suite: SuiteRun) -> tuple[dict[str, list[float]], str]:
-    """The errors of a baseline in numbers by member and level, and its name."""
+    """The errors of a baseline that is given as numbers, by member and level, and its name."""
     text = "the given numbers"
     if isinstance(baseline, str | Path):
         text = str(baseline)
@@ -456,7 +456,7 @@ def _read_baseline(baseline: Baseline, suite: SuiteRun) -> tuple[dict[str, list[
 
 
 Rebuild = Callable[[Reader], Replayer]
-"""Makes the handle of a run folder, such as one with a model that the user named."""
+"""Makes a handle for a run folder, such as one with a model that the user named."""
 
 
 class MemberReplayer(Replayer):
@@ -477,7 +477,7 @@ class MemberReplayer(Replayer):
 
 @contextmanager
 def open_members(suite: SuiteRun, rebuild: Rebuild | None = None, trust: Trusted = False) -> Iterator[dict[str, Run]]:
-    """The runs of the members that have run, by name. rebuild: makes the handle of the first of them."""
+    """Open the runs of the members that have run, by name. rebuild: makes the handle of the first one."""
     with ExitStack() as stack:
         members: dict[str, Run] = {}
         first: Replayer | None = None
@@ -493,52 +493,52 @@ def open_members(suite: SuiteRun, rebuild: Rebuild | None = None, trust: Trusted
         yield members
 
 
-FIRST_LOOK = 50
-"""Seeds that are at least graded before the first look, if there are as many."""
+MIN_FIRST_LOOK = 50
+"""Seeds that are graded before the first look, at least, if there are as many."""
 
 
 @dataclass(frozen=True)
 class SuiteDecision:
-    """The verdict on a claim about a mean error, with a probability of a wrong one of at most 5%."""
+    """The verdict on a claim about a mean error; it is wrong with a probability of at most 5%."""
 
     claim: str
     looks: int
-    """How many looks there can be; a graded figure has one of as many parts of the 5%."""
+    """The largest number of looks at the figure, which share the 5% equally."""
     verdict: str = UNDECIDED
     """holds, does not hold, or undecided."""
     seeds: int = 0
     passes: int = 0
-    """Those of all looks."""
+    """The passes of all looks together."""
     figure: Estimate | None = None
-    """The mean error that the claim is about; its interval holds at all looks together."""
+    """The mean error that the claim is about; its intervals at all looks hold jointly."""
 
     @property
     def clause(self) -> str:
-        """The verdict and what it is based on."""
+        """The verdict and its basis."""
         found = "nothing was graded" if self.figure is None else describe_share(self.figure)
         verdict = f"{self.verdict} (certain at 95%)" if self.verdict != UNDECIDED else f"is {self.verdict}"
         return f"{self.claim} {verdict}: {found} on {counted(self.seeds, 'seed')}"
 
 
 def looks(n_seeds: int) -> list[int]:
-    """The numbers of graded seeds at which the suite looks: all, half of them and so on, the fewest first.
+    """The ascending numbers of graded seeds at which the suite looks: all, half of them, a quarter, and so on.
 
-    It looks until the interval of the figure lies on one side of the limit. How many looks there can be is known
-    beforehand, and each has an equal part of the 5%: all intervals together hold with 95%.
+    It looks until the interval of the figure lies on one side of the limit. The largest number of looks is known
+    beforehand, and the looks share the 5% equally, so that all intervals hold jointly with 95% confidence.
     """
     counts = [n_seeds]
-    while counts[0] >= 2 * FIRST_LOOK:
+    while counts[0] >= 2 * MIN_FIRST_LOOK:
         counts.insert(0, counts[0] // 2)
     return counts
 
 
 def verdict(figure: Estimate, limit: float) -> str:
-    """Whether a figure is within a limit, if its interval lies on one side of it."""
+    """Whether a figure is within a limit; undecided if its interval contains the limit."""
     return HOLDS if figure.high <= limit else FAILS if figure.low > limit else UNDECIDED
 
 
 def decide_suite(suite: SuiteRun, before: SuiteDecision, baseline: Baseline | None) -> SuiteDecision:
-    """The verdict by what a suite has graded so far. before: that of the look before."""
+    """The verdict from the grades of a suite so far. before: the decision at the previous look."""
     name, limit = read_claim(before.claim)
     if name == "mce":
         errors = suite.corruption_errors(baseline)

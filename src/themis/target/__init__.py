@@ -1,1 +1,1 @@
-"""The model under test: how it is loaded, fed, traced and identified."""
+"""The model under test: loading, running, tracing and identifying it."""

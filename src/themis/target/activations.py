@@ -1,8 +1,8 @@
-"""The activations of each layer, traced while the model computes them, and the neurons they consist of.
+"""Tracing the activations of each layer while the model computes them, and the neurons of layers.
 
 A `TorchFunctionMode` sees every activation function, including functional calls (`F.relu`) that module hooks miss, and
-every call of a module that is called several times. Hooks only tell in which module a call happens; they are removed
-after every pass.
+each call of a module that is called several times. Hooks are only used to know in which module a call happens, and are
+removed after every pass.
 """
 
 import math
@@ -22,7 +22,7 @@ from themis.target.kernels_cuda import channel_means
 from themis.target.output import SCORE_ENTRIES, tensors_in
 
 OUTPUT = "output"
-"""Name of the layer that holds the model's output."""
+"""The name of the layer with the model's output."""
 
 Granularity = Literal["element", "channel"]
 OnActivation = Callable[[str, Tensor], None]
@@ -40,22 +40,22 @@ ACTIVATIONS = frozenset(
     for variant in (name, f"{name}_")
     if (function := getattr(namespace, variant, None)) is not None
 )
-"""Functions whose results are neurons. Softmax is not among them: it only rescales scores."""
+"""Functions whose results are neurons. Softmax is not included, because it only rescales scores."""
 _KINDS_WITHOUT_ACTIVATIONS = "batchnorm conv dropout flatten instancenorm linear normalization padding pooling"
 MODULES_WITHOUT_ACTIVATIONS = {f"torch.nn.modules.{kind}" for kind in _KINDS_WITHOUT_ACTIVATIONS.split()}
-"""Where torch defines layers that call no activation function."""
+"""Modules in which torch defines layers that call no activation function."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One place in the forward pass. Its `n_neurons` neurons start at `start` in the flat order of all neurons."""
+    """A layer whose `n_neurons` neurons start at `start` in the flat order of all neurons."""
 
     name: str
     shape: tuple[int, ...]
     start: int
     n_neurons: int
     channel_axis: int | None
-    """Dimension of `shape` that holds the channels if a neuron is the mean of a channel; None if it is an element."""
+    """The dimension of `shape` with the channels if a neuron is the mean of a channel; None if it is an element."""
 
     @property
     def stop(self) -> int:
@@ -64,9 +64,9 @@ class Layer:
 
 @dataclass(frozen=True)
 class TracedActivation:
-    """One traced tensor: its name and shape, and whether an activation function computed it.
+    """A traced tensor: its name and shape, and whether an activation function computed it.
 
-    `storage` identifies the value: tensors with equal `storage` are the same one under two names.
+    `storage` identifies the value: entries with equal `storage` are the same tensor under two names.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Arguments:
 
 
 def call_module(module: nn.Module, inputs: Any) -> Any:
-    """Return `module(inputs)`, or what the module returns for several arguments."""
+    """Return `module(inputs)`, also for several `Arguments`."""
     return module(*inputs.args, **inputs.kwargs) if isinstance(inputs, Arguments) else module(inputs)
 
 
@@ -93,16 +93,16 @@ class Tracer(Protocol):
 
     module: nn.Module
     activation_results: set[str]
-    """Names of the tensors reported in the last pass that an activation function computed."""
+    """Names of the tensors in the last pass that an activation function computed."""
 
     def trace(self, inputs: Tensor, on_activation: OnActivation) -> Any:
-        """Return `module(inputs)`; `on_activation` gets everything that can be a layer."""
+        """Return `module(inputs)`; `on_activation` gets every tensor that can be a layer."""
 
     def forward(self, inputs: Tensor, on_activation: OnActivation, names: Collection[str]) -> Any:
         """Return `module(inputs)`; `on_activation` gets the activations with these names."""
 
     def run(self, inputs: Tensor) -> Any:
-        """Return `module(inputs)`, equal to the last bit to what the other two return."""
+        """Return `module(inputs)`, equal to the last bit to the result of the other two methods."""
 
 
 class ActivationTracer(TorchFunctionMode):
@@ -116,7 +116,7 @@ class ActivationTracer(TorchFunctionMode):
         # A leaf without parameters that calls an activation function *is* an activation (nn.ReLU, a user's Swish):
         # its neurons are the values it returns, not its intermediate results.
         self.pure = {id(m) for m in module.modules() if m is not module and not [*m.children(), *m.parameters()]}
-        # Torch's own activation modules return the function's result, so it can be reported at the call.
+        # Torch's own activation modules return the function's result, which can be reported at the call.
         self.plain = {id(m) for m in module.modules() if type(m).__module__ == nn.ReLU.__module__} & self.pure
         # No activation function is called in these, so that hooks are needed only to see their results.
         self.silent = {id(m) for m in self.submodules if _calls_no_activation(m)}
@@ -124,7 +124,7 @@ class ActivationTracer(TorchFunctionMode):
 
     def _begin(self, on_activation: OnActivation, names: Collection[str] | None) -> None:
         self.on_activation, self.names = on_activation, names
-        self.stack = [id(self.module)]  # a pass takes place in the whole model, which therefore needs no hooks
+        self.stack = [id(self.module)]  # the whole model needs no hooks, because every call is inside it
         self.activated: set[int] = set()
         self.calls: dict[str, int] = {}
         self.activation_results: set[str] = set()
@@ -136,7 +136,7 @@ class ActivationTracer(TorchFunctionMode):
     def forward(self, inputs: Tensor, on_activation: OnActivation, names: Collection[str]) -> Any:
         """Return `module(inputs)`; `on_activation` gets the named activations as they are computed.
 
-        The model may overwrite a reported tensor later with an in-place operation: use it at once, or copy it.
+        Use a reported tensor at once, or copy it, because the model may overwrite it with an in-place operation.
         """
         return self._run(inputs, on_activation, names)
 
@@ -208,13 +208,13 @@ def _calls_no_activation(module: nn.Module) -> bool:
 
 
 def trace_activations(tracer: Tracer, inputs: Tensor, output: Callable[[Any], Tensor]) -> list[TracedActivation]:
-    """Return everything that can be a layer in the order of the forward pass, the output last."""
+    """Return every tensor that can be a layer, in the order of the forward pass, with the output last."""
     tensors: list[tuple[str, Tensor, int]] = []
     with torch.no_grad():
         result = tracer.trace(inputs, lambda name, activation: tensors.append((name, activation, activation._version)))
     scores = output(result)
     tensors.append((OUTPUT, scores, scores._version))
-    # `tensors` keeps every tensor alive, so equal addresses mean the same tensor; a new version means a new value.
+    # All tensors are kept alive, so equal addresses mean the same tensor, and another version means another value.
     return [
         TracedActivation(
             name, tuple(tensor.shape), (tensor.data_ptr(), tensor.numel(), version), name in tracer.activation_results
@@ -224,10 +224,10 @@ def trace_activations(tracer: Tracer, inputs: Tensor, output: Callable[[Any], Te
 
 
 def keep_fixed_layers(tracer: Tracer, others: Any, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
-    """Return the layers of a detector that have one row and the same neurons for every picture, without the detections.
+    """Return the layers of a detector with one row and the same neurons for every picture, without the detections.
 
-    Layers behind the proposals of a two-stage detector have one row per proposal. The detections are a list in order of
-    their scores, in which a place means nothing. `others` are two different pictures.
+    Layers after the proposals of a two-stage detector have one row per proposal. The detections are sorted by score, so
+    that positions have no meaning. `others` are two different pictures.
     """
     two = {traced.name: traced.shape for traced in trace_activations(tracer, others, lambda result: torch.zeros(2, 1))}
     fixed = [layer for layer in layers if layer.name != OUTPUT and two.get(layer.name) == (2, *layer.shape)]
@@ -243,9 +243,9 @@ def choose_layers(
     has_conv1d: bool = False,
     has_channels_last: bool = False,
 ) -> tuple[Layer, ...]:
-    """Return the layers among the tensors traced with two inputs and with three, which tell the batch dimension.
+    """Return the layers among the tensors traced with two and with three inputs, which reveal the batch dimension.
 
-    With `auto` they are the output and what an activation function computed, otherwise those that match the globs.
+    With `auto`, they are the output and the results of activation functions, otherwise those that match the globs.
     """
     if [traced.name for traced in two] != [traced.name for traced in three]:
         raise ModelError(
@@ -260,7 +260,7 @@ def choose_layers(
         chosen = [
             traced for traced in three if (traced.is_activation or traced.name == OUTPUT) and has_batch[traced.name]
         ]
-        # A net that ends in an activation has one last layer, not two.
+        # A net that ends in an activation function has one last layer, not two.
         if len(chosen) > 1 and chosen[-1].storage == chosen[-2].storage:
             chosen.pop(-2)
     else:
@@ -277,7 +277,7 @@ def choose_layers(
 
 
 def _consecutive(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """The layers with their neurons numbered one after the other."""
+    """Number the neurons of the layers consecutively."""
     starts = accumulate((layer.n_neurons for layer in layers), initial=0)
     return tuple(replace(layer, start=start) for layer, start in zip(layers, starts, strict=False))
 

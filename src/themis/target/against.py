@@ -1,4 +1,4 @@
-"""A model beside the reference that it should agree with, such as the same model before it was deployed."""
+"""A model and the reference that it should agree with, such as the same model before deployment."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from themis.target.target import AnyTarget, TargetOptions
 class Against:
     """A target that runs a model and its reference on the same inputs; a fault is a test on which they disagree.
 
-    The neurons are those of the model. Outputs are the scores of the model and, after them, those of its reference.
+    The neurons are those of the model. Outputs are the scores of the model, followed by those of its reference.
 
     Args:
         model: The model under test: a `Target`, a `BlackBox`, an `nn.Module` or an estimator.
-        reference: The same. An `nn.Module` or an estimator gets the bounds and the preprocessing of the model.
+        reference: The reference, in the same forms. An `nn.Module` or an estimator gets the bounds and preprocessing of
+            the model.
     """
 
     model: Any
@@ -51,7 +52,7 @@ class Against:
         object.__setattr__(self, "reference", reference)
 
     def each(self, change: Callable[[AnyTarget], AnyTarget]) -> Against:
-        """The same with both targets changed."""
+        """This pair with both targets changed."""
         return Against(change(self.model), change(self.reference))
 
     @property
@@ -68,7 +69,7 @@ class Against:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The one with fewer bits, by which tolerances are chosen; each model casts its inputs itself."""
+        """The dtype with fewer bits, for choosing tolerances; each model casts its inputs itself."""
         return min(self.model.dtype, self.reference.dtype, key=lambda each: each.itemsize)  # type: ignore[no-any-return]
 
     @property
@@ -77,17 +78,17 @@ class Against:
 
     @property
     def autocast(self) -> str | None:
-        """That of one of the models, which then has few bits."""
+        """The autocast type of either model, for choosing tolerances."""
         return getattr(self.model, "autocast", None) or getattr(self.reference, "autocast", None)
 
     def __getattr__(self, name: str) -> Any:
-        """What else is asked of a target is asked of the model, such as its module and the place of channels."""
+        """Take all other attributes of a target from the model."""
         if name.startswith("_") or name in ("model", "reference", "tracer"):
             raise AttributeError(name)
         return getattr(self.model, name)
 
     def fingerprint(self) -> str:
-        """The fingerprint of the model; that of the reference is recorded beside it."""
+        """The fingerprint of the model; that of the reference is recorded separately."""
         return str(self.model.fingerprint())
 
     def find_layers(self, example: Tensor) -> tuple[Layer, ...]:
@@ -125,7 +126,7 @@ class Against:
 
 
 def like(reference: AnyTarget, model: AnyTarget) -> AnyTarget:
-    """A reference with the bounds, the preprocessing and the order of labels of a model."""
+    """The reference with the bounds, the preprocessing and the label order of the model."""
     if not isinstance(reference, TargetOptions) or not isinstance(model, TargetOptions):
         return reference
     return replace(reference, bounds=model.bounds, preprocess=model.preprocess, label_order=model.label_order)

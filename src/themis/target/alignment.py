@@ -1,4 +1,4 @@
-"""Bring a model and its data together: the bounds of a table, the order of classes, and the place of the channels."""
+"""Adapting a model and its data to each other: the bounds of a table, the order of classes, and of channels."""
 
 import math
 from collections.abc import Callable
@@ -17,11 +17,11 @@ from themis.target.estimator import Estimator, FileModel, MaiteModel
 from themis.target.target import UNBOUNDED, AnyTarget, Target
 from themis.target.traits import has_channels_last
 
-MOST_LISTED_CLASSES = 10
+MAX_LISTED_CLASSES = 10
 
 
 def align_seeds(target: AnyTarget, seeds: Seeds) -> Seeds:
-    """The seeds as the target expects them: channels first, and labels numbered in the order of its classes."""
+    """Convert seeds to what the target expects: channels first, and labels in the order of its classes."""
     seeds = _perturbing(target, seeds)
     if getattr(target, "channels", "first") == "last":
         expected = getattr(getattr(target, "module", None), "input_shape", None)
@@ -30,19 +30,19 @@ def align_seeds(target: AnyTarget, seeds: Seeds) -> Seeds:
     if classes is None or not seeds.has_labels:
         return seeds
     if seeds.classes is None and isinstance(getattr(target, "predict", None), MaiteModel):
-        # The names of a model of MAITE do not number labels.
+        # The labels of data for a MAITE model are numbers already, which its class names only describe.
         return seeds.with_classes(classes)
     return _in_class_order(seeds, classes)
 
 
 def align_target(target: AnyTarget, seeds: Seeds) -> AnyTarget:
-    """The target with the bounds of the data, unless it has its own, and with the coding of its rows."""
+    """The target with the bounds of the data, unless it has its own, and with the coding of the data's rows."""
     target = with_datums(coded(target, seeds.coding), lambda: seeds)
     return target if target.bounds != UNBOUNDED else bound(target, _bounds_of(seeds))
 
 
 def with_datums(target: AnyTarget, read: Callable[[], Seeds]) -> AnyTarget:
-    """The target, whose model of MAITE, if it is one, gets pictures of the type that those of the seeds have."""
+    """The target, whose MAITE model, if it is one, gets pictures of the same type as in the data."""
     if isinstance(target, Against):
         return target.each(lambda each: with_datums(each, read))
     if not isinstance(target, BlackBox) or not isinstance(target.predict, MaiteModel):
@@ -51,7 +51,7 @@ def with_datums(target: AnyTarget, read: Callable[[], Seeds]) -> AnyTarget:
 
 
 def coded(target: AnyTarget, coding: Coding | None) -> AnyTarget:
-    """The target, which gets DataFrames if the data is one with names or missing values."""
+    """The target, which gets DataFrames if the data is a DataFrame with names or missing values."""
     if coding is None:
         return target
     if isinstance(target, Against):
@@ -70,7 +70,7 @@ def coded(target: AnyTarget, coding: Coding | None) -> AnyTarget:
 
 
 def bound(target: AnyTarget, bounds: tuple[float, float]) -> AnyTarget:
-    """The target with other bounds, if it has none yet."""
+    """The target with these bounds, unless it has its own."""
     if isinstance(target, Against):
         return target.each(lambda each: bound(each, bounds))
     if target.bounds != UNBOUNDED:
@@ -81,7 +81,7 @@ def bound(target: AnyTarget, bounds: tuple[float, float]) -> AnyTarget:
 
 
 def _perturbing(target: AnyTarget, seeds: Seeds) -> Seeds:
-    """The seeds with the input that the target names as the perturbed one, if there are several per example."""
+    """The seeds with the input to perturb that the target names, if there are several per example."""
     key: str | int | None = getattr(target, "perturbed", None)
     if seeds.others is None:
         if key is not None:
@@ -98,7 +98,7 @@ def _perturbing(target: AnyTarget, seeds: Seeds) -> Seeds:
 
 
 def _bounds_of(seeds: Seeds) -> tuple[float, float]:
-    """The least and the greatest value that the features of a table, or the pictures of a data set, may have."""
+    """The smallest and largest valid value of the features of a table, or of the pictures of a MAITE data set."""
     if seeds.datums is not None:
         return picture_bounds(seeds.datums.dtype)
     if len(seeds.shape) != 2:
@@ -133,7 +133,7 @@ def _in_class_order(seeds: Seeds, classes: tuple[str, ...]) -> Seeds:
 
 
 def _check_numbering(of_data: tuple[str, ...], of_model: tuple[str, ...]) -> None:
-    """Refuse boxes whose classes are numbered in another way than those of the model."""
+    """Refuse boxes whose classes are numbered differently than those of the model."""
     for k, (in_data, in_model) in enumerate(zip(of_data, of_model, strict=False)):
         if in_data != in_model:
             raise DataError(
@@ -151,4 +151,4 @@ def _name(value: Any, names: tuple[str, ...] | None) -> str:
 
 def _listed(names: Any) -> str:
     names = list(names)
-    return ", ".join(map(repr, names[:MOST_LISTED_CLASSES])) + ", ..." * (len(names) > MOST_LISTED_CLASSES)
+    return ", ".join(map(repr, names[:MAX_LISTED_CLASSES])) + ", ..." * (len(names) > MAX_LISTED_CLASSES)

@@ -33,26 +33,26 @@ Array = NDArray[Any]
 class BlackBox(TargetOptions):
     """A function under test, from NumPy arrays to NumPy arrays.
 
-    It has no gradient: policies that need one use finite differences. It is sent exactly the inputs that are counted as
-    passes; `requests.sent` counts them. The options `bounds`, `preprocess`, `layers`, `neurons`, `oracle`,
+    It has no gradient, so policies that need one use finite differences. It is sent exactly the inputs that count as
+    passes; `requests.sent` has their number. The options `bounds`, `preprocess`, `layers`, `neurons`, `oracle`,
     `label_order`, `channels` and `perturbed` are those of `Target`.
 
     Args:
         predict: Maps `inputs [inputs, ...]` (float32, or what `preprocess` returns) to scores with one row per input,
             or to a pair of such scores and a dict of activations by layer, each with one row per input. Without
-            activations, the output is the only layer. Or an estimator of scikit-learn, XGBoost or LightGBM, or any
-            other with a method `predict_proba`, `decision_function` or `predict`. If the data has several inputs per
-            example, it gets one array for each, as the `forward` of a module would. A model of MAITE is accepted too.
-        output: A function that picks the scores from what `predict` returned; for a detector, as for `Target`.
+            activations, the output is the only layer. Instead of a function, an estimator of scikit-learn, XGBoost or
+            LightGBM, another object with a method `predict_proba`, `decision_function` or `predict`, or a MAITE model.
+            If the data has several inputs per example, it gets one array for each, like the `forward` of a module.
+        output: A function that picks the scores from the result of `predict`; for a detector, as for `Target`.
         version: Identifies the model, for instance by the hash of its file; a run can only be resumed with the same
-            version. By default it is the hash of an estimator or an ONNX file, or the name of a function, which says
-            nothing about its weights.
-        batch_size: Most inputs per call of `predict`; by default, and at most, those of a chunk of tests, up to 256.
-        workers: Calls that are made at the same time, in threads: for a remote model.
-        retries: How often a call that raises is made again, after 0.5 s, 1 s, 2 s, and so on up to a minute.
-        rate: Most calls per second.
-        coding: How inputs become rows of a DataFrame, which `predict` then gets. A campaign takes it from data with
-            names or missing values.
+            version. By default, it is the hash of an estimator or an ONNX file, or the name of a function, which does
+            not identify its weights.
+        batch_size: Most inputs per call of `predict`; by default, and at most, a chunk of tests, which is up to 256.
+        workers: Number of concurrent calls, in threads, for a remote model.
+        retries: How often a call that raises is repeated, after 0.5 s, 1 s, 2 s, and so on up to a minute.
+        rate: Largest number of calls per second.
+        coding: How to convert inputs to rows of a DataFrame, which `predict` then gets. A campaign takes it from data
+            with names or missing values.
     """
 
     device: ClassVar[torch.device] = torch.device("cpu")
@@ -96,7 +96,7 @@ class BlackBox(TargetOptions):
 
     @property
     def entry(self) -> str | None:
-        """Which entry of the model's result holds the scores, in words, if the function says so."""
+        """A description of the entry of the model's result that holds the scores, if the function has one."""
         return getattr(self.predict, "entry", None)
 
     @property
@@ -106,9 +106,9 @@ class BlackBox(TargetOptions):
 
     @property
     def keeps_padding(self) -> bool:
-        """Whether the function is sent batches of a fixed shape, padded by copies of the last input.
+        """Whether the function is sent batches of a fixed shape, padded with copies of the last input.
 
-        True for programs on this machine whose last bits depend on the shape of a batch, such as ONNX.
+        True for local programs whose last bits depend on the shape of a batch, such as ONNX.
         """
         return bool(getattr(self.predict, "keeps_padding", False))
 
@@ -141,7 +141,7 @@ class BlackBox(TargetOptions):
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Do nothing: a function has no mode to set."""
+        """Do nothing, because a function has no mode to set."""
         yield
 
     def _trace(self, inputs: Tensor) -> list[TracedActivation]:
@@ -183,7 +183,7 @@ class BlackBox(TargetOptions):
         return {**{name: as_tensor(value, f"layer {name!r}") for name, value in activations.items()}, OUTPUT: outputs}
 
     def _outputs(self, result: Any, inputs: Array) -> Tensor:
-        """Return what the function returned as a tensor: its scores, or the detections of a detector."""
+        """Return the scores, or the detections of a detector, in the function's result."""
         if isinstance(result, np.ndarray) and result.dtype != object:
             result = as_tensor(result, "the output")
         detections = detections_in(result, self.output)
@@ -197,7 +197,7 @@ class BlackBox(TargetOptions):
 
 
 def _without_padding(inputs: Tensor) -> int:
-    """The number of inputs up to the first of the copies of the last one that a batch may end with."""
+    """The number of inputs without the copies of the last one with which a batch may be padded."""
     differs = (inputs != inputs[-1:]).reshape(len(inputs), -1).any(1).nonzero()
     return 1 if not len(differs) else int(differs[-1]) + 2
 
@@ -218,7 +218,7 @@ def as_tensor(value: Any, name: str) -> Tensor:
 
 
 def as_target(target: Any) -> AnyTarget:
-    """Return `target` itself, or one with default options around a bare module, an estimator or a model of MAITE."""
+    """Return `target` itself, or a target with default options for a module, an estimator or a MAITE model."""
     if isinstance(target, nn.Module) and not is_maite_model(target):
         return Target(target)
     if isinstance(target, AnyTarget):

@@ -1,4 +1,4 @@
-"""Activations of compiled models, TorchScript and torch.export, whose function calls Python does not see."""
+"""Tracing compiled models, TorchScript and torch.export, whose function calls are invisible to Python."""
 
 import inspect
 from collections.abc import Callable, Container, Iterator
@@ -14,14 +14,14 @@ from themis.errors import ModelError, UsageError, warn
 from themis.target.activations import ACTIVATION_NAMES, Arguments, OnActivation, call_module
 
 OPERATORS = {variant: name for name in ACTIVATION_NAMES for variant in (name, f"{name}_")}
-"""Operators whose results are neurons, each with the name of its variant that does not work in place."""
+"""Operators whose results are neurons; in-place variants map to the name of the plain operator."""
 
 
 class ScriptTracer:
     """Traces a TorchScript module by running its graph with the activations as additional outputs.
 
-    The graph is frozen: calls are inlined and weights are constants. Names of submodules are lost in the process, so a
-    layer is named after its function and its position: `relu()`, `relu()#2`.
+    The graph is frozen: calls are inlined and weights become constants. This loses the names of submodules, so layers
+    are named after their function and position: `relu()`, `relu()#2`.
     """
 
     def __init__(self, module: torch.jit.ScriptModule) -> None:
@@ -77,7 +77,7 @@ class ScriptTracer:
 class ExportTracer:
     """Traces the module of a torch.export program by running its graph node by node.
 
-    Layers are named as in the model that was exported.
+    Layers have the names of the exported model.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -114,7 +114,7 @@ class ExportTracer:
         return call_module(self.module, self._as_exported(inputs) if isinstance(inputs, Arguments) else inputs)
 
     def _as_exported(self, arguments: Arguments) -> Arguments:
-        """The arguments by position or by name, as those were that the program was exported with."""
+        """The arguments by position or by name, as they were when the program was exported."""
         spec: Any = self.module._in_spec  # the structure of the arguments that it was exported with
         by_position, by_name = tree_unflatten(range(spec.num_leaves), spec)
         if len(arguments.args) > len(by_position):
@@ -138,7 +138,7 @@ class _TracingInterpreter(fx.Interpreter):
 
 
 def _without_optimizer() -> AbstractContextManager[None]:
-    """Run TorchScript as written: its optimizer starts after a few passes, and would change the last bits."""
+    """Turn off TorchScript's optimizer, which starts after a few passes and would change the last bits."""
     return torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
 
 
@@ -155,7 +155,7 @@ def script_parameters(module: Any) -> list[str]:
 
 
 def _frozen_graph(module: Any) -> tuple[Any, list[Any]]:
-    """Return a copy of a module's graph, in one block as far as possible, and the defaults of further arguments."""
+    """Return a copy of a module's graph, inlined as far as possible, and the defaults of its optional arguments."""
     modes = [(submodule, submodule.training) for submodule in module.modules() if hasattr(submodule, "training")]
     module.eval()
     try:
@@ -229,5 +229,5 @@ def numbered(names: list[str]) -> list[str]:
 
 
 def _last_line(error: BaseException) -> str:
-    """Return the line of a TorchScript error that says what went wrong."""
+    """Return the last line of a TorchScript error, which says what went wrong."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]

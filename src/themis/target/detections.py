@@ -1,4 +1,4 @@
-"""Detections in what a detector returns, as one tensor `[inputs, n, 6]` that oracles compare."""
+"""Reading detections from a detector's result, as one tensor `[inputs, n, 6]` that oracles compare."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,31 +14,31 @@ from themis.target.output import Output
 
 Form = Literal["auto", "torchvision", "yolo", "yolov5", "detr", "rows"]
 DETECTION_FORMS = tuple(form for form in get_args(Form) if form != "auto")
-CANDIDATES = 1000
+MAX_CANDIDATES = 1000
 """Detections per picture that non-maximum suppression compares, those with the highest scores."""
 PAIRS_AT_ONCE = 1 << 23
-SOFTMAX = ("DetrObjectDetectionOutput", "YolosObjectDetectionOutput", "TableTransformerObjectDetectionOutput")
-"""Results of transformers whose last class means that there is no object; others score each class on its own."""
+SOFTMAX_RESULTS = ("DetrObjectDetectionOutput", "YolosObjectDetectionOutput", "TableTransformerObjectDetectionOutput")
+"""Result types of transformers whose last class means "no object"; others score each class separately."""
 
 
 @dataclass(frozen=True)
 class Detections:
-    """Reads detections from what a detector returns; pass it as `output=` to a target, or only the name of its form.
+    """Reads detections from a detector's result; pass it, or only the name of its form, as `output=` to a target.
 
     Args:
         form: `torchvision`, a list of dicts with `boxes`, `scores` and `labels`. `yolo`, a tensor of Ultralytics,
             `[inputs, 4 + classes, anchors]`, with boxes as centre, width and height, or rows of an end-to-end model.
             `yolov5`, `[inputs, anchors, 5 + classes]`, with the probability of an object before the classes. `detr`, a
-            dict or object with `pred_boxes` and `logits` or `pred_logits`. `rows`, for each picture rows (left, top,
-            right, bottom, score, class), as a tensor or as results of Ultralytics. `auto` recognises all of these but
-            the two of YOLO.
-        max_detections: How many are kept per picture, those with the highest scores.
-        min_score: Detections with lower scores are dropped. Keep it well below the score at which the oracle counts:
-            the search sees how close a detection is to being counted, and the average precision needs them too.
-        nms: IoU from which the lower one of two detections of a class is dropped, for YOLO; others have done it.
-        first_class: The number that the model gives to class 0: 1 if its 0 means background and the labels start at 0.
-        sigmoid: For `detr`, whether each class has a score of its own (RT-DETR, Deformable DETR), or the last class
-            means no object (DETR); by default that of the result's type, if it is known.
+            dict or object with `pred_boxes` and `logits` or `pred_logits`. `rows`, rows (left, top, right, bottom,
+            score, class) for each picture, as a tensor or as results of Ultralytics. `auto` recognises all of these
+            except for the two of YOLO.
+        max_detections: Detections that are kept per picture, those with the highest scores.
+        min_score: Detections with lower scores are dropped. Keep it well below the score at which the oracle counts
+            detections, because the search and the average precision need the others too.
+        nms: IoU above which the lower-scored of two detections of a class is dropped, for YOLO only.
+        first_class: The model's number of class 0: 1 if its 0 means background and the labels start at 0.
+        sigmoid: For `detr`, whether each class has its own score (RT-DETR, Deformable DETR) or the last class means "no
+            object" (DETR); by default according to the type of the result.
     """
 
     form: Form = "auto"
@@ -59,8 +59,8 @@ class Detections:
     def read(self, result: Any, given: Sequence[int], shape: Sequence[int]) -> Tensor:
         """Return the detections in a result, `[inputs, max_detections, 6]`, in descending order of scores.
 
-        given: height and width of the pictures that the model was given, to which its boxes refer. shape: that of the
-        raw inputs, to whose height and width the detections returned refer.
+        given: height and width of the pictures that the model was given, in whose pixels its boxes are. shape: that of
+        the raw inputs, in whose pixels the returned boxes are.
         """
         if len(shape) != 4:
             raise DataError(f"a detector needs pictures [channels, height, width], got {list(shape[1:])}: reshape them")
@@ -84,7 +84,7 @@ class Detections:
 
 
 def scale_boxes(rows: Tensor, given: Sequence[int], size: Sequence[int]) -> Tensor:
-    """Return detections in a picture of one height and width as those in the same picture of another size."""
+    """Convert boxes in pictures of height and width `given` to pixels of pictures of height and width `size`."""
     high, wide = (own / other for own, other in zip(size, given, strict=True))
     return rows if high == wide == 1 else rows * rows.new_tensor([wide, high, wide, high, 1, 1])
 
@@ -102,14 +102,14 @@ def choose_output(output: Any) -> Output | Detections | None:
 
 
 def detections_in(result: Any, output: Output | Detections | None) -> Detections | None:
-    """Return what reads detections from a result, given the option `output`; None if the model is not a detector."""
+    """Return the `Detections` for a result and the option `output`; None if the model is not a detector."""
     if isinstance(output, Detections):
         return output
     return Detections() if output is None and recognise(result) is not None else None
 
 
 def recognise(result: Any) -> Form | None:
-    """Return the form of detections in a result that cannot be anything else; otherwise None."""
+    """Return the form of detections in a result if it is unmistakable; otherwise None."""
     if isinstance(result, Tensor):
         return None
     if _get(result, "pred_boxes") is not None:
@@ -129,7 +129,7 @@ def _are_rows(result: Any) -> bool:
 
 
 def describe_result(result: Any) -> str:
-    """Return in a few words what a model returned."""
+    """Describe in a few words what a model returned."""
     if isinstance(result, Tensor):
         return f"a tensor {list(result.shape)}"
     if isinstance(result, list | tuple) and result:
@@ -139,7 +139,7 @@ def describe_result(result: Any) -> str:
     return type(result).__name__
 
 
-# One reader per form; each returns rows [inputs, n, 6], not yet in order, and with a score of 0 where there are fewer
+# One reader per form; each returns unsorted rows [inputs, n, 6], padded with scores of 0
 
 
 def _read_torchvision(result: Any, options: Detections) -> Tensor:
@@ -185,8 +185,9 @@ def _read_detr(result: Any, options: Detections) -> Tensor:
             "a detector of form 'detr' must return 'pred_boxes' [inputs, queries, 4] and 'logits' or 'pred_logits' "
             f"[inputs, queries, classes], got {describe_result(result)}: choose another form of Detections"
         )
-    name = type(result).__name__
-    has_own_scores = options.sigmoid if options.sigmoid is not None else name.endswith("Output") and name not in SOFTMAX
+    name, has_own_scores = type(result).__name__, options.sigmoid
+    if has_own_scores is None:
+        has_own_scores = name.endswith("Output") and name not in SOFTMAX_RESULTS
     chances = logits.float().sigmoid() if has_own_scores else logits.float().softmax(2)[..., :-1]
     return _rows(_corners(boxes.float()), *chances.max(2))
 
@@ -204,8 +205,8 @@ FORM_READERS: dict[str, Callable[[Any, Detections], Tensor]] = {
 
 
 def _suppress(centred: Tensor, scores: Tensor, classes: Tensor, options: Detections) -> Tensor:
-    """Return the candidates `[inputs, n, 6]`, in which detections that repeat a better one of their class are empty."""
-    scores, place = scores.topk(min(CANDIDATES, scores.shape[1]), 1)
+    """Return the candidates `[inputs, n, 6]`, with empty rows for those that repeat a better one of their class."""
+    scores, place = scores.topk(min(MAX_CANDIDATES, scores.shape[1]), 1)
     boxes = _corners(centred.gather(1, place[..., None].expand(-1, -1, 4)))
     classes = classes.gather(1, place)
     step = max(1, PAIRS_AT_ONCE // max(1, scores.shape[1]) ** 2)
@@ -219,16 +220,16 @@ def _suppress(centred: Tensor, scores: Tensor, classes: Tensor, options: Detecti
 
 
 def suppress(boxes: Tensor, scores: Tensor, classes: Tensor, nms: float, min_score: float = 0.0) -> Tensor:
-    """Return which detections remain, `[inputs, n]`: no better one that remains has the class and an IoU above `nms`.
+    """Return which detections remain, `[inputs, n]`: those that no remaining better one of their class overlaps.
 
-    boxes `[inputs, n, 4]`; the detections must be in descending order of scores.
+    boxes `[inputs, n, 4]`: the detections must be in descending order of scores. nms: the IoU that is an overlap.
     """
     is_same = classes[:, :, None] == classes[:, None]
     repeats = (overlap(boxes, boxes) > nms) & is_same  # [inputs, better, worse]
     repeats = repeats.triu(diagonal=1)
     is_candidate = ~(scores < min_score)  # a score that is not a number remains, so that the oracle sees it
     is_kept = is_candidate
-    for _ in range(scores.shape[1]):  # the first k are final after k steps; chains are short, so it takes few
+    for _ in range(scores.shape[1]):  # the first k rows are final after k steps; in practice, a few steps are enough
         is_next = is_candidate & ~(repeats & is_kept[:, :, None]).any(1)
         if torch.equal(is_next, is_kept):
             break

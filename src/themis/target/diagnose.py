@@ -1,8 +1,7 @@
 """Diagnosis of common silent mistakes, for a classifier that is correct no more often than by chance.
 
-If inputs are scaled or normalised differently than the model expects, or if channels or labels are in another order,
-nothing raises, and the campaign tests a model that was broken from the start. Each suspicion is tested on the model,
-not guessed.
+If inputs are scaled or normalised differently than the model expects, or channels or labels are in another order,
+nothing raises, and the campaign tests a model that is broken from the start. Each suspicion is tested on the model.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,14 +16,14 @@ from themis.errors import warn
 from themis.target.target import AnyTarget, Normalize, Target
 from themis.target.traits import own_statistics
 
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+IMAGENET_STATISTICS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+CIFAR_STATISTICS = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 MIN_GAIN = 0.2
-"""A suspicion is reported if it raises the accuracy by this much, and to at least one half."""
+"""A suspicion is reported if correcting it raises the accuracy by this much, and to at least one half."""
 MIN_ADVANTAGE = 0.1
-"""And if no other raises it by this much more: what helps far less than another only looks like the mistake."""
+"""A suspicion is not reported if correcting another one raises the accuracy by this much more."""
 
-NORMALISED = 128
+N_NORMALISED_INPUTS = 128
 """Clean inputs that `warn_of_missing_normalisation` runs."""
 
 
@@ -38,7 +37,7 @@ class Suspicion:
 
 
 def is_near_chance(n_right: int, n: int, n_classes: int) -> bool:
-    """Return whether random answers would be at least this accurate with a probability above 0.001."""
+    """Return whether random answers are at least this accurate with a probability above 0.001."""
     from scipy.special import bdtrc
 
     return n > 0 and n_classes > 1 and bool(n_right < 1 or bdtrc(n_right - 1, n, 1 / n_classes) > 1e-3)
@@ -57,7 +56,7 @@ def warn_of_changes(target: AnyTarget) -> None:
 
 
 def warn_of_normalisation(target: AnyTarget, shape: Sequence[int]) -> None:
-    """Warn if pictures or signals of a shape in 0..255 are normalised by the mean and the deviation of those in 0..1.
+    """Warn if pictures or signals in 0..255 are normalised by the mean and standard deviation for inputs in 0..1.
 
     Such a model may still answer most clean inputs correctly, but its activations are hundreds of times too large.
     """
@@ -81,10 +80,10 @@ def _as_options(norm: Normalize) -> str:
 def warn_of_missing_normalisation(
     target: AnyTarget, seeds: Seeds, outputs: Tensor, labels: Tensor | None, chunk: int
 ) -> int:
-    """Warn if an open classifier answers better with the normalisation in its configuration, or if that is not known.
+    """Warn if an open classifier answers better with the normalisation in its configuration, or if this is unknown.
 
-    The configuration of a model that was trained further is still that of the original, so nothing is applied unasked.
-    outputs, labels: those of all seeds. Returns the number of inputs that were run.
+    A fine-tuned model may still have the configuration of the original model, so the normalisation is not applied
+    automatically. outputs, labels: those of all seeds. Returns the number of inputs that were run.
     """
     if not isinstance(target, Target) or target.preprocess is not None or target.bounds not in ((0, 1), (0, 255)):
         return 0
@@ -101,7 +100,7 @@ def warn_of_missing_normalisation(
         finding += ", and without labels of classes Themis cannot tell whether the model needs it"
         warn(f"{finding}: {remedy}, or preprocess=themis.Normalize(0, 1) (--mean 0 --std 1) if it does not")
         return 0
-    normalised, n = replace(target, preprocess=norm), min(len(seeds), NORMALISED)
+    normalised, n = replace(target, preprocess=norm), min(len(seeds), N_NORMALISED_INPUTS)
     with torch.no_grad():
         parts = torch.split(seeds.take(torch.arange(n)), chunk)
         scores = torch.cat([normalised.forward(part.to(outputs.device)) for part in parts])
@@ -109,7 +108,7 @@ def warn_of_missing_normalisation(
     n_gained, n_lost = int((now & ~was).sum()), int((was & ~now).sum())
     from scipy.stats import binom  # takes long to import
 
-    if binom.sf(n_gained - 1, n_gained + n_lost, 0.5) < 0.01:  # so many gains are hardly due to chance
+    if binom.sf(n_gained - 1, n_gained + n_lost, 0.5) < 0.01:  # the gains are hardly due to chance
         before, after = (f"{float(right.double().mean()):.1%}" for right in (was, now))
         finding += f": with it, the model answers {after} of {n} clean inputs correctly instead of {before}"
         warn(f"{finding}; {remedy}")
@@ -117,9 +116,9 @@ def warn_of_missing_normalisation(
 
 
 def warn_of_unequal_ranges(name: str, inputs: Tensor, bounds: tuple[float, float]) -> None:
-    """Warn of a perturbation with one unit for all features of a table `[rows, features]` if their ranges differ a lot.
+    """Warn of a perturbation with one unit for all features of a table `[rows, features]` whose ranges differ a lot.
 
-    Tables that were scaled to 0..1 or -1..1 have one unit, however little of it a feature fills.
+    Tables scaled to 0..1 or -1..1 are assumed to have one unit.
     """
     low, high = bounds
     if inputs.ndim != 2 or bounds in ((0, 1), (-1, 1)):
@@ -176,7 +175,7 @@ def _changes(inputs: Tensor, target: AnyTarget) -> Iterator[tuple[str, str, Call
     if is_rgb:
         yield "the channels are in reverse order (BGR instead of RGB)", "reverse them in the data", lambda x: x.flip(1)
     if is_rgb and getattr(target, "preprocess", None) is None:
-        for name, (mean, std) in {"ImageNet": IMAGENET, "CIFAR-10": CIFAR}.items():
+        for name, (mean, std) in {"ImageNet": IMAGENET_STATISTICS, "CIFAR_STATISTICS-10": CIFAR_STATISTICS}.items():
             norm = Normalize.within(target.bounds, mean, std)
             yield f"the model expects inputs normalised as for {name}", f"pass {_as_options(norm)}", norm
     if inputs.ndim == 4 and inputs.shape[2] == inputs.shape[3]:

@@ -1,4 +1,4 @@
-"""Models of other libraries as functions for a black box: estimators, files such as ONNX, and models of MAITE."""
+"""Models of other libraries as functions for a black box: estimators, files such as ONNX, and MAITE models."""
 
 import hashlib
 import pickle
@@ -13,19 +13,19 @@ from themis.data.rows import as_array
 from themis.errors import ModelError
 
 SCORE_METHODS = ("predict_proba", "decision_function", "inplace_predict", "predict")
-"""Methods that give scores, in the order of preference; the third is that of XGBoost's boosters."""
+"""Methods that return scores, in order of preference; the third is that of XGBoost's boosters."""
 
 
 def is_estimator(model: Any) -> bool:
-    """Whether an object predicts as scikit-learn's estimators do; no library is imported to tell."""
+    """Whether an object predicts like a scikit-learn estimator, without importing a library."""
     return not isinstance(model, type) and callable(getattr(model, "predict", None))
 
 
 class Estimator:
     """A function for `BlackBox` that maps `inputs [inputs, features]`, or a DataFrame, to the scores of an estimator.
 
-    Probabilities are preferred, then the decision function, then predictions: the classes of a classifier, one column
-    each, or the numbers of a regressor.
+    Probabilities are preferred, then the decision function, then predictions: one column per class for a classifier, or
+    the numbers of a regressor.
     """
 
     def __init__(self, model: Any) -> None:
@@ -46,13 +46,13 @@ class Estimator:
         names = getattr(model, "feature_names_in_", None)
         self.names = None if names is None else [str(name) for name in names]
         self.entry = f"what {self.method} returns"
-        """What the scores are, in words."""
+        """A description of the scores."""
 
     @property
     def version(self) -> str:
         """The hash of the pickled estimator, or the name of its class if it cannot be pickled."""
         try:
-            content = pickle.dumps(pickle.loads(pickle.dumps(self.model)))  # once more, since copies may share strings
+            content = pickle.dumps(pickle.loads(pickle.dumps(self.model)))  # twice, as copies share strings differently
         except Exception:  # an estimator may hold anything
             return f"{type(self.model).__module__}:{type(self.model).__qualname__}"
         return hashlib.sha256(content).hexdigest()
@@ -82,13 +82,13 @@ class Estimator:
 
 
 class FileModel(ABC):
-    """A function for `BlackBox` that runs a file of another library; it takes one array of numbers.
+    """A function for `BlackBox` that runs a model file of another library; it takes one array of numbers.
 
-    Loaders of `themis.model_files` return it if they cannot make a PyTorch module of a file.
+    Loaders of `themis.model_files` return it for files that cannot be converted to a PyTorch module.
     """
 
     keeps_padding: ClassVar[bool] = True
-    """Whether it gets batches of a fixed shape, on which the last bits of what such libraries compute depend."""
+    """Whether it gets batches of a fixed shape, because the last bits of results depend on the shape."""
     version: str
     """The hash of the file."""
 
@@ -98,18 +98,18 @@ class FileModel(ABC):
 
     @abstractmethod
     def choose(self, output: str | None) -> Self:
-        """Take the scores from this output, given by its name or its index; None keeps the default."""
+        """Return a copy that takes the scores from this output, given by name or index; None keeps the default."""
 
 
 def is_maite_model(model: Any) -> bool:
-    """Whether an object follows MAITE's protocol of a model; the package `maite` is not needed to tell."""
+    """Whether an object follows MAITE's protocol of a model, without the package `maite`."""
     return has_maite_metadata(model) and callable(model)
 
 
 class MaiteModel:
-    """A function for `BlackBox` that maps `inputs [inputs, channels, height, width]` to what a model of MAITE answers.
+    """A function for `BlackBox` that maps `inputs [inputs, channels, height, width]` to the answers of a MAITE model.
 
-    The model gets a list of pictures, of the type of those in `datums`: float32 arrays without one.
+    The model gets a list of pictures, with the type of those in `datums`, or of float32 arrays without `datums`.
     """
 
     def __init__(self, model: Any, datums: MaiteDatums | None = None) -> None:
@@ -119,7 +119,7 @@ class MaiteModel:
         self.version = f"{type(model).__module__}:{type(model).__qualname__}:{model.metadata['id']}"
 
     def __call__(self, inputs: NDArray[Any]) -> Any:
-        """Scores `[inputs, classes]`, or for each picture a dict with boxes, scores and labels."""
+        """Return scores `[inputs, classes]`, or a dict with boxes, scores and labels for each picture."""
         answers = self.model(list(inputs) if self.datums is None else self.datums.pictures(inputs))
         if hasattr(answers[0], "boxes"):
             return [_detections(answer) for answer in answers]

@@ -1,4 +1,4 @@
-"""Hashes of models and data, which tell whether a run is resumed, or a fault replayed, on what was tested."""
+"""Hashes of models and data, to check that a run is resumed, or a fault replayed, on what was tested."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def hash_seeds(seeds: Seeds) -> str:
         for first, block in blocks(seeds.inputs):
             digest.update(_bytes(block))
             advance(first, len(seeds), "inputs")
-    # Asked for after the inputs, since some readers only learn the labels while reading them.
+    # Labels come after the inputs, since some readers learn the labels while reading inputs.
     labels = torch.empty(0) if seeds.labels is None else seeds.labels
     others = [] if seeds.others is None else [(f"input {key}", value) for key, value in seeds.others.tensors.items()]
     return _hash([("labels", labels), ("seed_id", seeds.seed_id), *others], digest)

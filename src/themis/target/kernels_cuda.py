@@ -1,4 +1,4 @@
-"""A Triton kernel for the means of channels: each activation is read once, at the speed of memory."""
+"""A Triton kernel for the means of channels, which reads each activation once, at the speed of memory."""
 
 from functools import cache
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor
 from themis.compute.gpu import tl, triton, works_on
 
 LARGE_BLOCK, SMALL_BLOCK = (4, 256), (16, 64)
-"""Channels of a program, and values of each that it loads at a time; the second for channels of up to 128 values."""
+"""Channels per program, and values per channel that it loads at a time; SMALL_BLOCK is for up to 128 values."""
 
 if triton is not None:
 

@@ -1,4 +1,4 @@
-"""The ledger: which inputs weights have been trained on. It travels with the weights, in their file and in memory."""
+"""The ledger of inputs that weights were trained on. It is kept with the weights, in their file and in memory."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from themis.data.seeds import Seeds, list_seeds
 from themis.errors import DataError, warn
 
 HASHES_KEY, COUNT_KEY = "themis_ledger", "themis_seeds"
-"""Keys in the metadata of a weights file: the hashes, and how many there are."""
-ATTRIBUTE = "_themis_ledger"
-"""The attribute of a module in memory."""
+"""Keys in the metadata of a weights file, for the hashes and their number."""
+LEDGER_ATTRIBUTE = "_themis_ledger"
+"""The attribute of a module with its ledger."""
 
 
 @dataclass(frozen=True, eq=False)
 class Ledger:
-    """Hashes of the inputs that weights were trained on, or that were used to choose them, as in early stopping."""
+    """Hashes of the inputs that weights were trained on or chosen by, as in early stopping."""
 
     hashes: Hashes = field(default_factory=lambda: np.zeros(0, np.uint64))
     """Ascending and distinct."""
@@ -37,7 +37,7 @@ class Ledger:
 
     @staticmethod
     def of(*inputs: Seeds | Tensor) -> Ledger:
-        """A ledger of seeds, and of inputs that were made from them."""
+        """A ledger of seeds and of inputs made from them."""
         parts = [seed_hashes(part) if isinstance(part, Seeds) else input_hashes(part) for part in inputs]
         return Ledger(np.concatenate(parts)) if parts else Ledger()
 
@@ -62,7 +62,7 @@ class Ledger:
             )
 
     def warn(self, seeds: Seeds) -> None:
-        """Warn if any of the seeds was trained on: the rates that a campaign finds on them flatter the model."""
+        """Warn if any of the seeds was trained on, because rates found on them flatter the model."""
         n = int(self.knows(seeds).sum())
         if n:
             warn(
@@ -73,15 +73,15 @@ class Ledger:
 
 @contextmanager
 def allow_trained_seeds() -> Iterator[None]:
-    """Silence `Ledger.warn` for a campaign that looks for what is left to learn from seeds that were trained on."""
+    """Silence `Ledger.warn` for a campaign that searches training seeds on purpose, to find what is left to learn."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"the weights were retrained on [\d,]+ of [\d,]+ seeds")
         yield
 
 
 def remember(module: nn.Module, ledger: Ledger) -> None:
-    """Add to the ledger of a module in memory; copies of the module share it."""
-    setattr(module, ATTRIBUTE, ledger_of(module).merge(ledger))
+    """Add to the ledger of a module in memory, which copies of the module keep."""
+    setattr(module, LEDGER_ATTRIBUTE, ledger_of(module).merge(ledger))
 
 
 def ledger_of(target: Any, weights: Path | None = None) -> Ledger:
@@ -92,7 +92,7 @@ def ledger_of(target: Any, weights: Path | None = None) -> Ledger:
     ledger = Ledger() if weights is None else read_ledger(weights)
     root = target if isinstance(target, nn.Module) else getattr(target, "module", None)
     for module in () if root is None else root.modules():  # a retrained module may be part of a larger one
-        ledger = ledger.merge(getattr(module, ATTRIBUTE, Ledger()))
+        ledger = ledger.merge(getattr(module, LEDGER_ATTRIBUTE, Ledger()))
     return ledger
 
 

@@ -1,4 +1,4 @@
-"""Which entry of a model's result holds its scores."""
+"""Finding the scores in a model's result."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -9,16 +9,17 @@ from torch import Tensor, nn
 from themis.errors import ModelError, UsageError
 
 SCORE_ENTRIES = ("logits", "out")
-"""Entries that hold the scores by convention: of transformers, and of torchvision's segmentation models."""
+"""Entries that hold the scores by convention, in transformers and in torchvision's segmentation models."""
 
 Output = Callable[[Any], Tensor] | str | int
 """Picks the scores: a function of the result, the name of a key or attribute, or an index."""
 
 
 def pick_scores(result: Any, output: Output | None) -> tuple[Tensor, str | None]:
-    """Return the scores in what a model returned, and their entry in words; None if a function picks, or for a tensor.
+    """Return the scores in a model's result, and a description of their entry; None for a tensor or a function.
 
-    Without `output`, it is the result itself, its entry `logits` or `out`, or its only tensor; several are refused.
+    Without `output`, the scores are the result itself, its entry `logits` or `out`, or its only tensor; otherwise an
+    error is raised.
     """
     if output is not None and not isinstance(output, str | int):
         picked = output(result)
@@ -50,7 +51,7 @@ def pick_scores(result: Any, output: Output | None) -> tuple[Tensor, str | None]
 
 
 def in_label_order(scores: Tensor, order: Sequence[int] | None) -> Tensor:
-    """Scores `[inputs, outputs]` with the outputs in the order of their labels."""
+    """Reorder the outputs of scores `[inputs, outputs]` by their labels."""
     if order is None:
         return scores
     if scores.ndim < 2 or scores.shape[1] != len(order):
@@ -60,7 +61,7 @@ def in_label_order(scores: Tensor, order: Sequence[int] | None) -> Tensor:
 
 
 def tensors_in(result: Any) -> dict[str | int, Tensor]:
-    """The tensors of numbers in a dict, a tuple or an object, by name or index; a named tuple has names."""
+    """The floating-point tensors in a dict, a tuple or an object, by name or index; a named tuple has names."""
     fields: Any
     if isinstance(result, Mapping):
         fields = result.items()
@@ -93,14 +94,14 @@ def _named(entries: dict[str | int, Tensor], output: str | int, result: Any) -> 
 
 
 def describe_entry(name: str | int | None, entries: Iterable[str | int]) -> str:
-    """Which entry of a result holds the scores, in words."""
+    """Describe which entry of a result holds the scores."""
     others = [repr(other) for other in entries if other != name]
     text = f"entry {name!r} of what the model returns"
     return f"{text}, beside {', '.join(others)}" if others else text
 
 
 def without_wrapper(module: nn.Module) -> nn.Module:
-    """The module inside an object such as `YOLO(...)`, whose `eval()` would start a training; others unchanged."""
+    """The module in an object such as `YOLO(...)`, whose `eval()` would start training; other modules unchanged."""
     inner = getattr(module, "model", None)
     return inner if _is_of(module, "engine.model") and isinstance(inner, nn.Module) else module
 
@@ -110,12 +111,12 @@ def own_output(module: nn.Module) -> str | Callable[[Any], Tensor] | None:
     if not _is_of(module, "nn.tasks"):
         return None
     name = type(module).__name__
-    if name not in OUTPUTS:
+    if name not in YOLO_OUTPUTS:
         raise UsageError(
-            f"a model of Ultralytics must be a {' or a '.join(OUTPUTS)}, got a {name}: pass Target(yolo.model, "
-            "output=function) with a function that picks its scores, or its boxes as rows"
+            f"a model of Ultralytics must be a {' or a '.join(YOLO_OUTPUTS)}, got a {name}: pass "
+            "Target(yolo.model, output=function) with a function that picks its scores, or its boxes as rows"
         )
-    return OUTPUTS[name]
+    return YOLO_OUTPUTS[name]
 
 
 def _is_of(module: nn.Module, name: str) -> bool:
@@ -123,9 +124,9 @@ def _is_of(module: nn.Module, name: str) -> bool:
 
 
 def _logits(result: Any) -> Tensor:
-    """What a classifier returns beside its probabilities; old versions return only these."""
+    """The logits that an Ultralytics classifier returns beside probabilities; old versions return only the latter."""
     scores: Tensor = result[-1] if isinstance(result, tuple | list) else result
     return scores
 
 
-OUTPUTS: dict[str, str | Callable[[Any], Tensor]] = {"DetectionModel": "yolo", "ClassificationModel": _logits}
+YOLO_OUTPUTS: dict[str, str | Callable[[Any], Tensor]] = {"DetectionModel": "yolo", "ClassificationModel": _logits}

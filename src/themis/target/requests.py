@@ -1,4 +1,4 @@
-"""How a black box is called: batches, several calls at a time, repetitions after an error, and a rate limit."""
+"""Calling a black box: in batches, with concurrent calls, retries and a rate limit."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from torch import Tensor
 from themis.data.items import Key
 from themis.errors import ThemisError
 
-FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0
-"""Seconds before a call is repeated for the first time, which double with each repetition, and their limit."""
+FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS = 0.5, 60.0
+"""Seconds before the first retry, which double with each further retry, and their limit."""
 
 Examples = dict[Key | None, NDArray[Any]]
-"""Perturbed inputs under None, and the other inputs of the same examples by name or position, if there are several."""
+"""Perturbed inputs under the key None, and other inputs of the same examples by name or position."""
 Answers = dict[str, Tensor]
-"""The scores, which are called `output`, and the activations of layers by their names, each with one row per input."""
+"""The scores under the key `output`, and the activations of layers by name, each with one row per input."""
 
 
 def rows_of(columns: dict[Any, Any], rows: slice | list[int] | Tensor) -> dict[Any, Any]:
-    """Some of the examples, or the answers to some of them."""
+    """Select rows of examples or answers."""
     return {name: values[rows] for name, values in columns.items()}
 
 
@@ -35,7 +35,7 @@ def _join(parts: Sequence[Answers]) -> Answers:
 
 
 class Requests:
-    """Calls `answer(batch, needs_activations)` with batches of inputs, and counts what it was sent."""
+    """Calls `answer(batch, needs_activations)` with batches of inputs, and counts inputs and calls."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class Requests:
     ) -> None:
         self.answer, self.batch_size, self.workers, self.retries = answer, batch_size, workers, retries
         self.campaign_batch: int | None = None
-        """The batch size that a campaign requested; the smaller of the two counts."""
+        """The batch size of the campaign; the smaller one of this and `batch_size` is used."""
         self.sent = Counter(inputs=0, calls=0, repeated=0)
-        """Inputs that were sent, and calls, of which some were repeated after an error."""
+        """The numbers of inputs, of calls, and of calls that were repeated after an error."""
         self._lock = Lock()
         self._seconds_per_call = 0.0 if rate is None else 1 / rate
         self._next_call = 0.0
@@ -66,7 +66,7 @@ class Requests:
             return _join(list(pool.map(lambda batch: self._call(batch, needs_activations), batches)))
 
     def _call(self, batch: Examples, needs_activations: bool) -> Answers:
-        """One call; after an error it is made again, with longer and longer waits."""
+        """Make one call, with retries after longer and longer waits."""
         for attempt in range(self.retries + 1):
             with self._lock:
                 now = time.monotonic()
@@ -82,5 +82,5 @@ class Requests:
             except Exception:
                 if attempt == self.retries:
                     raise
-            time.sleep(min(LONGEST_WAIT, FIRST_WAIT * 2**attempt))
+            time.sleep(min(MAX_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2**attempt))
         raise AssertionError("the last attempt returns or raises")

@@ -1,4 +1,4 @@
-"""The model under test: what it takes, what it returns, and how it is run without being changed."""
+"""The model under test: its inputs and outputs, and running it without changing it."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from themis.target.fingerprint import hash_model
 from themis.target.output import Output, in_label_order, own_output, pick_scores, without_wrapper
 from themis.target.traits import Channels, as_expected, choose_channels, own_statistics
 
-AUTOCAST = ("bfloat16", "float16")
+AUTOCAST_TYPES = ("bfloat16", "float16")
 UNBOUNDED = (-math.inf, math.inf)
-"""Bounds that are not known yet: those of the features are taken when the data is a table."""
+"""Bounds that are not known yet; for a table, the range of its features replaces them."""
 
 
 @runtime_checkable
@@ -62,28 +62,28 @@ class AnyTarget(Protocol):
 
     @property
     def has_gradient(self) -> bool:
-        """Whether such targets can be differentiated at all; `is_differentiable` tells whether this one really can."""
+        """Whether targets of this type can be differentiated; `is_differentiable` checks whether this one can."""
 
     def find_layers(self, example: Tensor) -> tuple[Layer, ...]:
-        """Return the layers whose neurons are tested, found with batches of two and of three copies of `example`."""
+        """Return the layers whose neurons are tested; `example` is one raw input `[...]`."""
 
     def forward(
         self, inputs: Tensor, on_activation: OnActivation | None = None, layers: dict[str, Layer] | None = None
     ) -> Tensor:
         """Return the scores on raw `inputs`, one row per input.
 
-        `on_activation` is called once with each of `layers`; with the output only if the scores are not the output.
+        `on_activation` is called once with each of `layers`, but with the output only if it differs from the scores.
         """
 
     def opened(self) -> AbstractContextManager[None]:
-        """Prepare the target for use; when the context ends, it is as it was before."""
+        """Prepare the target for use, and restore it when the context ends."""
 
     def fingerprint(self) -> str:
         """Return 64 hex digits that change with the model."""
 
 
 class Normalize:
-    """`(inputs - mean) / std` per channel. It is part of the target, so that perturbations act on raw inputs."""
+    """`(inputs - mean) / std` per channel, as part of the target, so that perturbations act on raw inputs."""
 
     def __init__(self, mean: Sequence[float] | float, std: Sequence[float] | float) -> None:
         self.mean = torch.as_tensor(mean, dtype=torch.float32).reshape(-1)
@@ -102,13 +102,13 @@ class Normalize:
                 )
         shape = (1,) * axis + (-1,) + (1,) * (inputs.ndim - axis - 1)
         mean, std = self.mean, self.std
-        if inputs.device.type != "cpu":  # copied once, because a copy to a GPU waits for it
+        if inputs.device.type != "cpu":  # cached, because copying to a GPU waits for the GPU
             mean, std = (_constant(tuple(value.tolist()), inputs.dtype, inputs.device) for value in (mean, std))
         return (inputs - mean.to(inputs).view(shape)) / std.to(inputs).view(shape)
 
     @staticmethod
     def of(model: Any, bounds: tuple[float, float] = (0.0, 1.0)) -> Normalize:
-        """The normalisation in the configuration of a model of timm or transformers, for raw inputs in `bounds`."""
+        """The normalisation in the configuration of a timm or transformers model, for raw inputs in `bounds`."""
         statistics = own_statistics(model)
         if statistics is None:
             raise UsageError(
@@ -143,7 +143,7 @@ class TargetOptions:
     version: str = ""
 
     def settle(self, output: Any, module: nn.Module | None = None) -> None:
-        """Check the options, and replace those that have several forms."""
+        """Check the options, and convert those that can be given in several forms."""
         settled = {
             "bounds": check_bounds(self.bounds),
             "output": choose_output(output),
@@ -163,7 +163,7 @@ class TargetOptions:
             object.__setattr__(self, name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The options: what was computed from them, such as a tracer or a cache, belongs to this process."""
+        """The options, without anything computed from them, such as a tracer or a cache."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
@@ -178,11 +178,11 @@ class Target(TargetOptions):
 
     Args:
         module: Any `nn.Module`, or `YOLO(...)` of Ultralytics; it is run in evaluation mode and restored afterwards.
-        bounds: Lowest and highest value of a raw input; every test stays inside. For a table, `(-inf, inf)` takes the
-            range of its features.
-        preprocess: Applied to raw inputs before the model: `Normalize`, or any differentiable function. It may return a
-            list with one tensor per input for models that take such a list; `preprocess=list` does only that. It gets
-            float32. If it returns another type, the model gets that; float32 is cast to the type of the weights.
+        bounds: Lowest and highest value of a raw input; every test stays inside. For a table, `(-inf, inf)` is replaced
+            by the range of its features.
+        preprocess: Applied to raw inputs before the model: `Normalize`, or any differentiable function. For models that
+            take a list with one tensor per input, it may return such a list; `preprocess=list` does only that. It gets
+            float32. A float32 result is cast to the type of the weights, another type is passed on to the model.
         layers: `auto` (after each activation, and the output) or glob patterns of layer names.
         neurons: `element` (each element of an activation is a neuron, as in the paper) or `channel` (the mean of each
             channel is a neuron).
@@ -190,17 +190,17 @@ class Target(TargetOptions):
             `segmentation`, `keypoints` and `detection`, some of which take a number, such as `regression:0.1`; or
             `Compare(function)`; or `auto`, which chooses by the outputs and the labels.
         output: Picks the scores from a result that is not a tensor: the name of a key or attribute, an index, or a
-            function. By default the entry `logits` or `out`, or the only tensor; several are refused. For a detector,
-            `Detections` or the name of its form, such as `yolo`; results of torchvision and DETR are recognised.
-        label_order: The label that each output stands for, if the labels are in another order than the outputs.
+            function. By default, the entry `logits` or `out`, or the only tensor. For a detector, `Detections` or the
+            name of its form, such as `yolo`; results of torchvision and DETR are recognised.
+        label_order: The label of each output, if the labels are in another order than the outputs.
         channels: Where the model expects the channels of a picture: `first`, `last`, or `auto`, which is `last` for
-            Keras models that say so. Perturbations see them first in any case; data that has them last is turned
-            around.
-        perturbed: The input that is perturbed, by its name or position, if the data has several inputs per example. By
-            default it is the first of floating-point numbers.
-        version: Identifies the model in addition to its weights, for instance the hash of the file it was loaded from.
-        autocast: `bfloat16` or `float16` to run the model as `torch.autocast` does: with fewer bits where that is
-            considered safe. The model is then another one, whose answers and sensitivities differ slightly.
+            Keras models that say so. Perturbations always get the channels first; data with the channels last is
+            converted.
+        perturbed: The input to perturb, by name or position, if the data has several inputs per example. By default,
+            the first one with floating-point numbers.
+        version: Identifies the model in addition to its weights, for instance by the hash of its file.
+        autocast: `bfloat16` or `float16` to run the model with `torch.autocast`, that is, with fewer bits where that is
+            considered safe. Its answers and sensitivities then differ slightly.
     """
 
     has_gradient: ClassVar[bool] = True
@@ -217,8 +217,8 @@ class Target(TargetOptions):
                 remedy = "pass it to themis.run as it is, or as themis.BlackBox(estimator, ...) with options"
             raise UsageError(f"Target needs an nn.Module, got {kind}: {remedy}")
         object.__setattr__(self, "module", without_wrapper(self.module))
-        if self.autocast is not None and self.autocast not in AUTOCAST:
-            raise UsageError(f"autocast must be {' or '.join(AUTOCAST)}, or None, got {self.autocast!r}")
+        if self.autocast is not None and self.autocast not in AUTOCAST_TYPES:
+            raise UsageError(f"autocast must be {' or '.join(AUTOCAST_TYPES)}, or None, got {self.autocast!r}")
         if any(map(_is_compiled, self.module.modules())):
             warn(
                 "the model was compiled with torch.compile, and is tested as it was before: the activations of a "
@@ -268,7 +268,7 @@ class Target(TargetOptions):
         )
         with explain_errors(example[None], self.bounds, self.module), self._autocast():
             two, three = (trace_activations(self.tracer, batch(n), output) for n in (2, 3))
-            if is_detector:  # it may loop over the pictures of a batch: what it does not compute for all is no layer
+            if is_detector:  # it may loop over pictures, and what it does not compute for every batch is not a layer
                 common = {traced.name for traced in two} & {traced.name for traced in three}
                 two, three = ([traced for traced in each if traced.name in common] for each in (two, three))
             is_last = self.channels == "last"
@@ -300,15 +300,15 @@ class Target(TargetOptions):
         modules = list(self.module.modules())
         modes = [(module, module.training) for module in modules if hasattr(module, "training")]
         saved = _save(self.module)
-        if is_exported(self.module):  # it keeps the mode it was exported in, and refuses eval()
+        if is_exported(self.module):  # keeps the mode in which it was exported, and refuses eval()
             for module in modules:
                 module.training = False
         else:
             self.module.eval()
         try:
             object.__setattr__(self, "_saved", saved)
-            set_stance: Any = getattr(torch.compiler, "set_stance", None)  # torch 2.6
-            is_compiled = any(map(_is_compiled, modules))  # its parts run as they were, so that activations are seen
+            set_stance: Any = getattr(torch.compiler, "set_stance", None)  # since torch 2.6
+            is_compiled = any(map(_is_compiled, modules))  # runs eagerly, so that activations can be observed
             with set_stance("force_eager") if set_stance and is_compiled else nullcontext():
                 yield
         finally:
@@ -323,7 +323,7 @@ class Target(TargetOptions):
     def changed_tensors(self) -> list[str]:
         """Names of parameters and buffers that forward passes have changed since the target was opened.
 
-        Integers are left out: they count passes, and answers hardly depend on them.
+        Integers are ignored, because they usually count passes and hardly influence answers.
         """
         saved: list[_Saved] = self.__dict__.get("_saved", [])
         return [each.path for each in _changed([each for each in saved if each.copy.is_floating_point()])]
@@ -331,8 +331,8 @@ class Target(TargetOptions):
     def prepare(self, inputs: Tensor) -> Any:
         """Return raw `inputs` preprocessed: a tensor, or a list with one per input.
 
-        The model gets tensors that it may overwrite: tests are compared with what they were made to be. Tensors in the
-        type of the raw inputs are cast to the model's; another type was chosen by the preprocessing and is kept.
+        The model gets copies, which it may overwrite. Tensors with the type of the raw inputs are cast to the type of
+        the model; another type was chosen by the preprocessing and is kept.
         """
         own = inputs if isinstance(self.preprocess, Normalize) else inputs.clone()
         prepared: Any = own if self.preprocess is None else self.preprocess(own)
@@ -350,7 +350,7 @@ class Target(TargetOptions):
         return self.side_inputs.arguments(expected, others, self.module)
 
     def scores(self, result: Any) -> Tensor:
-        """Return the scores in what the module returned."""
+        """Return the scores in the module's result."""
         if isinstance(self.output, Detections) or detections_in(result, self.output):
             raise UsageError("the answers of a detector are boxes, not scores by class: use another criterion")
         scores, entry = pick_scores(result, self.output)
@@ -359,11 +359,11 @@ class Target(TargetOptions):
 
     @property
     def entry(self) -> str | None:
-        """Which entry of the model's last result held the scores, in words; None if the result was a tensor."""
+        """A description of the entry of the model's last result that held the scores; None if it was a tensor."""
         return getattr(self, "_entry", None)
 
     def _scores(self, result: Any, inputs: Tensor, prepared: Any) -> Tensor:
-        """Return the scores in what the module returned for these inputs, or the detections of a detector."""
+        """Return the scores, or the detections of a detector, in the module's result for these inputs."""
         detections = detections_in(result, self.output)
         if detections is None:
             return self.scores(result)
@@ -373,7 +373,7 @@ class Target(TargetOptions):
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.autocast is None:
             return nullcontext()
-        # Copies of weights that outlive a pass would have no place in a captured graph.
+        # No cache, because copies of weights that outlive a pass cannot be part of a captured graph.
         return torch.autocast(self.device.type, getattr(torch, self.autocast), cache_enabled=False)
 
 
@@ -389,12 +389,12 @@ def one_per_input(scores: Tensor, n: int) -> Tensor:
 
 @cache
 def _constant(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # otherwise it could not take part in a gradient later
+    with torch.inference_mode(False):  # so that it can take part in a gradient later
         return torch.tensor(numbers, dtype=torch.float32).to(device, dtype)
 
 
 def check_bounds(bounds: Any) -> tuple[float, float]:
-    """Refuse bounds that no target can have; otherwise return them as two numbers."""
+    """Refuse invalid bounds; otherwise return them as two numbers."""
     try:
         low, high = (float(bound) for bound in bounds)
     except (TypeError, ValueError):
@@ -423,7 +423,7 @@ def explain_errors(inputs: Tensor, bounds: tuple[float, float], module: nn.Modul
     except ThemisError:
         raise
     except (torch.OutOfMemoryError, MemoryError) as error:
-        before, free, _ = first_line(error).partition(" is free")  # what follows lists all processes on the GPU
+        before, free, _ = first_line(error).partition(" is free")  # a list of all processes on the GPU follows
         raise ModelError(
             f"out of memory on {inputs.device} with a batch of {len(inputs)}: pass a smaller clean_memory_gib, use "
             f"neurons='channel' or a smaller model, or run fewer processes beside it ({before}{free})"
@@ -437,7 +437,7 @@ def explain_errors(inputs: Tensor, bounds: tuple[float, float], module: nn.Modul
 
 
 def _reason(error: Exception) -> str:
-    """What an error says; of one in TorchScript, which lists the code of the program first, its last line."""
+    """The text of an error, or its last line for a TorchScript error, which begins with the program's code."""
     text = str(error).strip()
     is_script = text.startswith("The following operation failed in the TorchScript interpreter")
     return text.splitlines()[-1].strip().removeprefix("RuntimeError: ") if is_script else text
@@ -448,7 +448,7 @@ def permutation_that_fits(shape: Sequence[int], fits: Callable[[Sequence[int]], 
     if fits(shape):
         return None
     axes = range(1, len(shape))
-    # Moves of a single axis come first, since channels in the last place are the common mistake.
+    # Only moves of a single axis are tried, starting with those to the front, as channels last is a common mistake.
     moves = [(k, *(axis for axis in axes if axis != k)) for k in axes]
     moves += [(*(axis for axis in axes if axis != k), k) for k in axes]
     for move in moves:
@@ -459,7 +459,7 @@ def permutation_that_fits(shape: Sequence[int], fits: Callable[[Sequence[int]], 
 
 
 def _remedy(module: nn.Module, shape: tuple[int, ...]) -> str | None:
-    """Return what to try when a module raises on inputs of a shape: another order or number of axes, or one device."""
+    """Return a remedy for an error on inputs of a shape: another order or number of axes, or a single device."""
     devices = sorted({str(tensor.device) for tensor in _tensors(module)})
     if len(devices) > 1:
         return f"its weights are on {' and '.join(devices)}: move them to one device with model.to({devices[0]!r})"
@@ -498,16 +498,17 @@ def _refuse_missing_weights(module: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class _Saved:
-    """A parameter or buffer of an open target, with what it held before: passes may write to it, or replace it."""
+    """A parameter or buffer of an open target with its values before, because passes may write to it or replace it."""
 
     path: str
     owner: nn.Module
     table: dict[str, Any]
-    """Where its owner, unless that is a program of TorchScript, has its parameters or buffers."""
+    """The owner's dict of parameters or buffers; not used for TorchScript."""
     tensor: Tensor | None
     data: Tensor
-    """The memory that the tensor had."""
+    """The memory of the tensor."""
     copy: Tensor
+    """A copy of the values."""
 
     @property
     def name(self) -> str:
@@ -522,29 +523,29 @@ class _Saved:
         if tensor is self.tensor and self._has_moved(tensor):
             return True
         if (tensor.shape, tensor.dtype, tensor.device) != (self.copy.shape, self.copy.dtype, self.copy.device):
-            return False  # a cache that has grown, rather than statistics
+            return False  # a growing cache, rather than statistics
         return not torch.equal(tensor, self.copy) if tensor.is_cpu else (tensor != self.copy).any()
 
     def is_different(self) -> bool:
         """Whether a tensor that seems to have changed is not merely NaN where it was NaN before."""
-        tensor = getattr(self.owner, self.name)
+        tensor: Any = getattr(self.owner, self.name)
         has_moved = tensor is self.tensor and self._has_moved(tensor)
         return has_moved or not torch.allclose(tensor, self.copy, rtol=0, atol=0, equal_nan=True)
 
     def _has_moved(self, tensor: Tensor) -> bool:
-        """Whether the tensor has other memory, or another part of it."""
+        """Whether the tensor uses other memory than before."""
         here, before = ((each.data_ptr(), each.shape, each.stride()) for each in (tensor, self.data))
         return here != before
 
     def put_back(self) -> None:
-        """Give its owner the same tensor again."""
+        """Put the original tensor back into its owner."""
         if not isinstance(self.owner, torch.jit.ScriptModule):
             self.table[self.name] = self.tensor
         elif self.tensor is not None and getattr(self.owner, self.name) is not self.tensor:
             setattr(self.owner, self.name, self.tensor)
 
     def restore(self) -> None:
-        """Restore the values of a tensor that has changed, and was put back."""
+        """Restore the values of a tensor that was put back."""
         assert self.tensor is not None
         with torch.inference_mode(self.tensor.is_inference()), torch.no_grad():
             if self._has_moved(self.tensor):
@@ -576,7 +577,7 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
 
 
 class SideInputs:
-    """The other inputs of the examples that a model is given next; none unless the data has several inputs."""
+    """The other inputs of the examples in the next batch, if the data has several inputs per example."""
 
     def __init__(self) -> None:
         self.others: OtherInputs | None = None
@@ -589,8 +590,8 @@ class SideInputs:
     def arguments(self, perturbed: Any, others: dict[Key, Any], model: Callable[..., Any]) -> Arguments:
         """The arguments of a model: the perturbed inputs and the others, in the order of the data.
 
-        They are keyword arguments if the data names them and the model knows the names, or positional ones if it takes
-        as many; otherwise the model gets one dict or tuple.
+        They are keyword arguments if the data names them and the model accepts the names, or positional arguments if
+        the model accepts their number; otherwise, the model gets one dict or tuple.
         """
         assert self.others is not None
         inputs = {key: perturbed if key == self.others.perturbed else others[key] for key in self.others.keys}
@@ -605,12 +606,12 @@ class SideInputs:
 
 
 def _signature(model: Callable[..., Any]) -> Signature:
-    """The parameters of a function or a module; one if they cannot be known."""
+    """The signature of a function or a module; a single parameter if it is unknown."""
     if isinstance(model, torch.jit.ScriptModule):
         return Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in script_parameters(model)])
     try:
         return inspect.signature(model.forward if isinstance(model, nn.Module) else model)
-    except (TypeError, ValueError):  # a function of C
+    except (TypeError, ValueError):  # a C function
         return Signature([Parameter("inputs", Parameter.POSITIONAL_ONLY)])
 
 

@@ -1,4 +1,4 @@
-"""Traits of a model that it does not state: its normalisation, the place of channels, gradients, and token ids."""
+"""Traits of a model that must be detected: its normalisation, channel order, gradients and token ids."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from themis.target.target import AnyTarget
 
 Statistics = tuple[list[float], list[float]]
-"""The mean and the standard deviation of each channel, for inputs in 0..1."""
+"""The means and standard deviations of the channels, for inputs in 0..1."""
 
 
 def own_statistics(model: Any, *, is_local: bool = False) -> Statistics | None:
-    """Return the normalisation that the configuration of a model of timm or transformers names; None if it has none.
+    """Return the normalisation in the configuration of a model of timm or transformers; None if there is none.
 
-    transformers stores it with the image processor, which is read from where the model was loaded; `is_local`: only if
-    that is on this machine.
+    transformers stores it with the image processor, which is read from where the model was loaded. is_local: read it
+    only if it is on this machine.
     """
     for name in ("pretrained_cfg", "default_cfg"):
         config = getattr(model, name, None)
@@ -46,7 +46,7 @@ def own_statistics(model: Any, *, is_local: bool = False) -> Statistics | None:
 
 
 Channels = Literal["auto", "first", "last"]
-"""Where a model expects the channels; `auto` asks a Keras model, and is `first` for others."""
+"""Where a model expects the channels; `auto` is what a Keras model says, and `first` for others."""
 
 
 def choose_channels(channels: str, module: nn.Module | None = None) -> Channels:
@@ -60,7 +60,7 @@ def choose_channels(channels: str, module: nn.Module | None = None) -> Channels:
 
 
 def as_expected(inputs: Tensor, channels: Channels) -> Tensor:
-    """Inputs `[batch, channels, ...]` as a model expects them."""
+    """Move the channels of inputs `[batch, channels, ...]` to where a model expects them."""
     return inputs.movedim(1, -1).contiguous() if channels == "last" and inputs.ndim > 2 else inputs
 
 
@@ -106,9 +106,9 @@ def is_differentiable(function: Callable[[Tensor], Tensor], point: Tensor) -> bo
 
 
 def refuse_tokens(target: AnyTarget, example: Tensor) -> None:
-    """Raise an error if the model takes the values of an input `[tokens]` for the rows of an embedding.
+    """Raise an error if the model uses the values of an input `[tokens]` as row numbers of an embedding.
 
-    Only models with embeddings, and only whole numbers that could be such rows, are tried.
+    Only models with embeddings, and inputs of whole numbers from 0, are checked.
     """
     module = getattr(target, "module", None)
     if not isinstance(module, nn.Module) or example.ndim != 1 or len(example) < 2:

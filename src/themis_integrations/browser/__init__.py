@@ -1,1 +1,1 @@
-"""Pages that are served to a browser of this machine: a run while it is written, and faults to be marked."""
+"""Pages for a browser on this machine: a run while it is written, and faults to mark."""

@@ -17,19 +17,19 @@ from themis.runs.replay import Replayer
 from themis.runs.store.files import explained, refuse_special, sync
 from themis_integrations.browser.server import HTML, JSON, PAGE, Response, Server, listen, policy
 
-SAMPLE = 100
-"""Faults that a reviewer is shown by default."""
+DEFAULT_SAMPLE = 100
+"""Faults shown to a reviewer by default."""
 SCRIPTS = ("elements.js", "themis_integrations.browser:review.js")
-FAULT = "/fault/"
+FAULT_PATH = "/fault/"
 
 
 class Session:
     """The faults that one reviewer marks, in the order of the sample."""
 
-    def __init__(self, replayer: Replayer, reviewer: str, number: int = SAMPLE) -> None:
+    def __init__(self, replayer: Replayer, reviewer: str, number: int = DEFAULT_SAMPLE) -> None:
         """Refuse a run whose faults cannot be shown, before the page is served."""
         if number < 1:
-            raise UsageError(f"the sample must have at least 1 fault, got {number}: leave it out for {SAMPLE}")
+            raise UsageError(f"the sample must have at least 1 fault, got {number}: leave it out for {DEFAULT_SAMPLE}")
         run, self.reviewer = replayer.run, check_reviewer(reviewer)
         faults = review.reviewable_faults(run)
         if not faults:
@@ -48,7 +48,7 @@ class Session:
         return next((k for k, fault in enumerate(self.faults) if fault.id not in self.marks), len(self.faults))
 
     def show(self, k: int) -> dict[str, Any]:
-        """What the page shows of the fault at a place of the sample, or at its end."""
+        """What the page shows for the fault at a place in the sample, or after the last one."""
         with self._lock:
             if k == len(self.faults):  # the rate is shown at the end only, so that nobody stops when it looks good
                 result = str(review.read_review(self.path) or "No fault is marked.").split("\n")
@@ -62,7 +62,7 @@ class Session:
             return {**self._progress(), **shown, "mark": self.marks.get(fault.id)}
 
     def mark(self, k: int, mark: str) -> dict[str, Any]:
-        """Store a mark, and show how far the review is."""
+        """Store a mark, and return the progress of the review."""
         with self._lock:
             fault = self.faults[k]
             add_mark(self.path, self._identity, fault, mark, self.reviewer)
@@ -72,7 +72,7 @@ class Session:
             return self._progress()
 
     def end(self) -> None:
-        """Wait for a picture that is being made, and make no other: torch must not be running when the process ends."""
+        """Wait for the current picture and make no more, because torch must not be running when the process ends."""
         self._lock.acquire()
 
     def _progress(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Session:
         return {"n": len(self.faults), "marked": n_marked, "first": self.first, "reviewer": self.reviewer}
 
     def _draw(self, k: int) -> tuple[str, ...]:
-        """The clean and the disturbed picture at a place, as stored, or made again."""
+        """The clean and the disturbed picture at a place, stored or computed again."""
         k = min(k, len(self.faults) - 1)
         if k in self._shown:
             return self._shown[k]
@@ -112,7 +112,7 @@ class ReviewServer(Server):
         return _no_fault() if k is None else _as_json(lambda: self.folder.show(k))
 
     def store(self, path: str, body: bytes) -> Response:
-        """Store the mark that a request of the page sends."""
+        """Store the mark in a request of the page."""
         k = self._place(path, len(self.folder.faults) - 1)
         mark = body.decode("ascii", "replace")
         if k is None or mark not in review.MARKS:
@@ -122,17 +122,17 @@ class ReviewServer(Server):
         return _as_json(lambda: self.folder.mark(k, mark))
 
     def _place(self, path: str, last: int) -> int | None:
-        number = path.removeprefix(FAULT)
-        is_place = path.startswith(FAULT) and number.isascii() and number.isdigit() and len(number) < 10
+        number = path.removeprefix(FAULT_PATH)
+        is_place = path.startswith(FAULT_PATH) and number.isascii() and number.isdigit() and len(number) < 10
         return int(number) if is_place and int(number) <= last else None
 
 
 def _no_fault() -> Response:
-    return Response.of_text(404, f"only {PAGE} and {FAULT}NUMBER of a fault in the sample exist")
+    return Response.of_text(404, f"only {PAGE} and {FAULT_PATH}NUMBER of a fault in the sample exist")
 
 
 def _as_json(make: Any) -> Response:
-    """What is made, or the reason why it cannot be: the page shows it."""
+    """Return the picture, or the reason why there is none, which the page shows."""
     try:
         return Response(200, JSON, json.dumps(make(), allow_nan=False).encode())
     except ThemisError as error:
@@ -140,12 +140,12 @@ def _as_json(make: Any) -> Response:
 
 
 def serve_review(session: Session, *, port: int = 0) -> ReviewServer:
-    """A server for a session; like that of `serve`, but it writes marks into the run folder."""
+    """Like `serve`, but for a session, and with marks that are written into the run folder."""
     return listen(lambda: ReviewServer(session, port), port)
 
 
 def check_reviewer(name: str) -> str:
-    """The name, if it can stand beside marks."""
+    """Return the name if it can be stored with marks."""
     try:
         review.MARK_FORM({"run": "", "fault": 0, "noise_seed": 0, "mark": review.VALID, "by": name, "at": ""}, "mark")
     except ValueError:
@@ -156,13 +156,13 @@ def check_reviewer(name: str) -> str:
 
 
 def add_mark(folder: Path, run: str, fault: Fault, mark: str, by: str) -> None:
-    """Add a mark to the folder of the run with this identity; it is on disk at the end.
+    """Store a mark on disk, in the folder of the run with this identity.
 
     One write adds the line as a whole. If the process is killed in the middle of it, the next mark begins a new line.
     """
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     values = {"run": run, "fault": fault.id, "noise_seed": fault.noise_seed, "mark": mark, "by": by, "at": at}
-    line, path = (json.dumps(values) + "\n").encode(), folder / review.REVIEWS
+    line, path = (json.dumps(values) + "\n").encode(), folder / review.REVIEW_FILE
     refuse_special(path)
     with explained(path):
         is_new = not path.exists()

@@ -34,12 +34,11 @@ from themis.suites.folder import is_running, is_suite
 from themis.suites.result import SuiteRun
 from themis.text import print_text
 
-WAITING = "themis_integrations.browser:waiting.html"
-"""The page before there is a run."""
-REST, MAX_REST = 4, 30.0
-"""After reading the folder, leave it alone for `REST` times the processor time that took, and for at most `MAX_REST`
-seconds: the campaign needs the machine too.
-"""
+WAITING_PAGE = "themis_integrations.browser:waiting.html"
+"""The page that is shown until there is a run."""
+REST_FACTOR, MAX_REST_SECONDS = 4, 30.0
+"""After reading the folder, wait for the processor time of the reading times `REST_FACTOR`, at most `MAX_REST_SECONDS`,
+because the campaign needs the machine too."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class WatchedFolder:
         self._rests_until = 0.0
 
     def look(self) -> Snapshot:
-        """The view of the folder as it is now, or as it was a moment ago."""
+        """The current view of the folder, or a recent one."""
         with self._lock:
             if not (self.path / DATABASE).is_file() and not is_suite(self.path):
                 self._state, self._rests_until = (None, False), 0.0
@@ -72,7 +71,7 @@ class WatchedFolder:
             if monotonic() >= self._rests_until:
                 began = thread_time()
                 self._refresh()
-                self._rests_until = monotonic() + min(MAX_REST, REST * (thread_time() - began))
+                self._rests_until = monotonic() + min(MAX_REST_SECONDS, REST_FACTOR * (thread_time() - began))
             return self._snapshot
 
     def _refresh(self) -> None:
@@ -93,7 +92,7 @@ class WatchedFolder:
             self._state, self._snapshot = (None, False), Snapshot(message=f"{self.path} cannot be shown now: {text}")
 
     def _look_at_files(self) -> tuple[object, bool]:
-        """A value that changes with the folder: its files, and whether a running campaign is still running.
+        """A value that changes if the files change, or if a running campaign ends.
 
         A campaign that is killed changes no file. One that starts does, so a stopped run is not asked again.
         """
@@ -108,7 +107,7 @@ class WatchedFolder:
 
 
 def _stamp(folder: Path) -> frozenset[tuple[str, int, int, int]]:
-    """Name, time, size and inode of each file, without the index of SQLite's log and empty logs: readers make those."""
+    """Name, time, size and inode of each file, except empty logs and the index of the log, which readers create."""
     stamps = []
     for name in os.listdir(folder):
         try:
@@ -127,7 +126,7 @@ OWN_SITES = ("same-origin", "none")
 
 
 def check_request(target: str, headers: Message, port: int, token: str) -> Response | None:
-    """Refuse a request that the user did not make; None if it may be answered. `target` is from the request line."""
+    """Refuse a request that the user did not make; None if it is accepted. `target` is from the request line."""
     hosts = {f"{host}:{port}" for host in ALLOWED_HOSTS} | (set(ALLOWED_HOSTS) if port == 80 else set())
     origins = {f"http://{host}" for host in hosts}
     if not _is_one_of(headers.get_all("Host", []), hosts):
@@ -148,7 +147,7 @@ def check_request(target: str, headers: Message, port: int, token: str) -> Respo
 
 
 def _is_one_of(values: Sequence[str], known: set[str]) -> bool:
-    """Whether there is exactly one value, and it is known."""
+    """Whether there is exactly one value, a known one."""
     return len(values) == 1 and values[0].strip().lower() in known
 
 
@@ -166,13 +165,13 @@ COMMON_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+NOTHING_POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 """The content security policy of a response that loads nothing."""
 
 
 @dataclass(frozen=True)
 class Response:
-    """The status, content and headers that are sent back."""
+    """The status, content and headers of a response."""
 
     status: int
     kind: str = TEXT
@@ -208,7 +207,7 @@ def listen(make: Callable[[], AnyServer], port: int) -> AnyServer:
 
 
 class Server(ThreadingHTTPServer):
-    """Answers the browsers of this machine, in one thread per request."""
+    """Answers browsers on this machine, with one thread per request."""
 
     allow_reuse_address = os.name == "posix"  # on other systems this would share a port that is in use
 
@@ -229,13 +228,13 @@ class Server(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}{PAGE}?token={self.token}"
 
     def respond(self, path: str, known_tags: str) -> Response:
-        """The response to an accepted request; `known_tags` are the tags of the contents that the page already has."""
+        """The response to an accepted request; `known_tags` are the tags of what the page already has."""
         if path not in (PAGE, VIEW):
             return Response.of_text(404, f"only {PAGE} and {VIEW} exist")
         snapshot = self.folder.look()
         if path == PAGE:
             if snapshot.message:
-                page = asset(WAITING).replace("@@message@@", escape(snapshot.message))
+                page = asset(WAITING_PAGE).replace("@@message@@", escape(snapshot.message))
             else:
                 page = snapshot.draw(live=f"{VIEW}?token={self.token}")
             return Response(200, HTML, page.encode("utf-8", "replace"), {"Content-Security-Policy": policy(page)})
@@ -251,7 +250,7 @@ class Server(ThreadingHTTPServer):
         raise NotImplementedError
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print one line, unless the browser has only closed the connection."""
+        """Print an error on one line, unless the browser has just closed the connection."""
         error = sys.exception()
         if not isinstance(error, ConnectionError | TimeoutError):
             print_text(f"themis watch: unexpected {type(error).__name__}: {error}", file=sys.stderr)
@@ -297,7 +296,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _send(self, response: Response) -> None:
         self.send_response(response.status)
-        headers = {**COMMON_HEADERS, "Content-Security-Policy": NOTHING, **response.headers}
+        headers = {**COMMON_HEADERS, "Content-Security-Policy": NOTHING_POLICY, **response.headers}
         if response.status != HTTPStatus.NOT_MODIFIED:
             headers |= {"Content-Type": response.kind, "Content-Length": str(len(response.body))}
         for name, value in headers.items():
@@ -317,4 +316,4 @@ def policy(page: str) -> str:
     """What a page may do: use its own scripts and styles, by hash, show embedded pictures and ask this server."""
     texts = (re.findall(f"<{tag}>(.*?)</{tag}>", page, re.S) for tag in ("script", "style"))
     scripts, styles = (" ".join(map(source_of, each)) or "'none'" for each in texts)
-    return f"{NOTHING}; script-src {scripts}; style-src {styles}; img-src data:; connect-src 'self'"
+    return f"{NOTHING_POLICY}; script-src {scripts}; style-src {styles}; img-src data:; connect-src 'self'"

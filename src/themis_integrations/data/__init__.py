@@ -1,1 +1,1 @@
-"""Readers of data in other people's formats."""
+"""Readers of third-party data formats."""

@@ -1,4 +1,4 @@
-"""Readers of the files in which research data is published: the idx files of MNIST and similar sets, CIFAR's batches.
+"""Readers of published research data: the idx files of MNIST and similar sets, and CIFAR's batches.
 
 The pickled batches of CIFAR are read without running code.
 """

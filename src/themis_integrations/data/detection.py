@@ -16,8 +16,8 @@ import numpy as np
 from themis.data.files import Numbers, check_memory, data_errors
 from themis.data.items import pad_boxes
 from themis.data.pictures import (
-    LONGEST_SIDE,
-    OTHER_SIZE,
+    MAX_SIDE,
+    SIZE_REMEDY,
     SUFFIXES,
     Pixels,
     decode,
@@ -30,7 +30,7 @@ from themis.errors import DataError, UsageError
 from themis.reading import check_form, items, number, parse_json, parse_yaml, read_regular, record, text, whole
 
 MAX_COCO_BYTES, MAX_TEXT = 1 << 30, 1 << 22
-MOST_CLASSES = 10_000
+MAX_CLASSES = 10_000
 PADDING_GREY = 114
 """Brightness of what is added to a picture to give it another shape, as Ultralytics has it."""
 USUAL_SPLITS = ("val", "valid", "test", "train")
@@ -43,17 +43,17 @@ VOC_CLASSES = [
 # fmt: on
 
 Frame = tuple[int, int]
-"""The height and width that pictures are brought to: scaled to fit, with grey beside or above and below them."""
+"""The height and width to which pictures are scaled, with grey margins that keep their shape."""
 COCO_FORM = record(
     {
         "images": items(record({"id": whole(), "file_name": text(1000)})),
         "annotations": items(
             record(
-                {"image_id": whole(), "category_id": whole(0, MOST_CLASSES - 1), "bbox": items(number(), 4)},
+                {"image_id": whole(), "category_id": whole(0, MAX_CLASSES - 1), "bbox": items(number(), 4)},
                 {"iscrowd": whole(0, 1)},
             )
         ),
-        "categories": items(record({"id": whole(0, MOST_CLASSES - 1), "name": text(200)})),
+        "categories": items(record({"id": whole(0, MAX_CLASSES - 1), "name": text(200)})),
     }
 )
 
@@ -122,7 +122,7 @@ def yolo_seeds(path: Path, *, split: str | None = None, size: str | None = None,
     with data_errors(pictures, "a folder that can be listed"):
         files = sorted(file for file in pictures.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
     names = _yolo_names(folder)
-    objects = [_read_lines(labels / f"{file.stem}.txt", len(names) if names else MOST_CLASSES) for file in files]
+    objects = [_read_lines(labels / f"{file.stem}.txt", len(names) if names else MAX_CLASSES) for file in files]
     return _seeds(files, objects, names, size, mode, shares=True)
 
 
@@ -143,9 +143,9 @@ def voc_seeds(path: Path, *, split: str | None = None, size: str | None = None, 
     used = {name for rows in found for name, _, _ in rows}
     names = _yolo_names(folder) or (VOC_CLASSES if used <= {*VOC_CLASSES} else sorted(used))
     unknown = min(used - {*names}, default=None)
-    if unknown is not None or len(names) > MOST_CLASSES:
+    if unknown is not None or len(names) > MAX_CLASSES:
         problem = f"{unknown[:60]!r} is not" if unknown is not None else f"there are {len(names):,}"
-        raise DataError(f"the classes of {folder} must be at most {MOST_CLASSES:,} known ones, but {problem}: fix them")
+        raise DataError(f"the classes of {folder} must be at most {MAX_CLASSES:,} known ones, but {problem}: fix them")
     number_of = {name: k for k, name in enumerate(names)}
     objects = [
         [[*box, -2 - number_of[name] if is_difficult else number_of[name]] for name, box, is_difficult in rows]
@@ -176,19 +176,19 @@ def _seeds(
         picture = decode(file, file, mode=pixel_mode)
         return scaled(picture if frame is None else _fit(picture, frame), 255)
 
-    seeds = from_files(files, read, labels, OTHER_SIZE)
+    seeds = from_files(files, read, labels, SIZE_REMEDY)
     return seeds if names is None else seeds.with_classes(names)
 
 
 def _place(size: tuple[int, int], frame: Frame) -> tuple[int, int, int, int]:
-    """The place in a frame of a picture of a height and width: left, top, width and height."""
+    """Where a picture of a height and width is in a frame: left, top, width and height."""
     scale = min(frame[0] / size[0], frame[1] / size[1])
     high, wide = (max(1, round(side * scale)) for side in size)
     return (frame[1] - wide) // 2, (frame[0] - high) // 2, wide, high
 
 
 def _scale(boxes: Numbers, size: tuple[int, int], frame: Frame | None, shares: bool) -> Numbers:
-    """Boxes as they are in the frame."""
+    """Convert boxes to the frame."""
     high, wide = size
     left, top, new_wide, new_high = (0, 0, wide, high) if frame is None else _place(size, frame)
     per_unit = (new_wide, new_high) if shares else (new_wide / wide, new_high / high)
@@ -197,7 +197,7 @@ def _scale(boxes: Numbers, size: tuple[int, int], frame: Frame | None, shares: b
 
 
 def _fit(picture: Pixels, frame: Frame) -> Pixels:
-    """A picture `[channels, height, width]` in the frame."""
+    """Scale a picture `[channels, height, width]` into the frame."""
     from PIL import Image
 
     left, top, wide, high = _place((picture.shape[1], picture.shape[2]), frame)
@@ -213,7 +213,7 @@ def _parse_size(size: str | int | None) -> Frame | None:
         return None
     wide, _, high = str(size).partition("x")
     sides = [int(side) if side.isdecimal() else 0 for side in (high or wide, wide)]
-    if not all(1 <= side <= LONGEST_SIDE for side in sides):
+    if not all(1 <= side <= MAX_SIDE for side in sides):
         raise UsageError(f"size must be a number of pixels from 1 to 8192, or two, got {size!r}: write ?size=640x480")
     return sides[0], sides[1]
 
@@ -222,7 +222,7 @@ def _parse_size(size: str | int | None) -> Frame | None:
 
 
 def _find_json(path: Path, annotations: str | None) -> Path:
-    """The file of annotations: the one that is named, or the only one in the folder or in its folder `annotations`."""
+    """The annotation file: the given one, or the only one in the folder or in its folder `annotations`."""
     if annotations is not None:
         named = [Path(annotations).absolute(), path / annotations, path / "annotations" / annotations]
         path = next((file for file in named if os.path.isfile(file)), named[0])
@@ -241,7 +241,7 @@ def _find_json(path: Path, annotations: str | None) -> Path:
 
 
 def _find_pictures(file: Path, path: Path, images: str | None, name: str) -> Path:
-    """The folder of the pictures: the one that is named, or the first of the usual ones that has the first picture."""
+    """The folder of the pictures: the given one, or the first usual one with the first picture."""
     root = path if path.is_dir() else file.parent.parent if file.parent.name == "annotations" else file.parent
     split = file.stem.removeprefix("instances_")
     if images is not None:
@@ -296,7 +296,7 @@ def _find_split(folder: Path, split: str | None) -> tuple[Path, Path]:
 
 
 def _yolo_names(folder: Path) -> list[str] | None:
-    """The names of the classes, if a file tells them."""
+    """The names of the classes, if a file has them."""
     for name in ("data.yaml", "dataset.yaml", "data.yml"):
         file = folder / name
         if os.path.isfile(file):
@@ -305,7 +305,7 @@ def _yolo_names(folder: Path) -> list[str] | None:
                 names = content.get("names") if isinstance(content, dict) else None
                 if isinstance(names, dict) and sorted(names) == list(range(len(names))):
                     names = [names[k] for k in range(len(names))]
-                if isinstance(names, list) and 0 < len(names) <= MOST_CLASSES:
+                if isinstance(names, list) and 0 < len(names) <= MAX_CLASSES:
                     return [str(name) for name in names]
                 raise ValueError("its 'names' must be a list of names, or names by number from 0 on")
     file = folder / "classes.txt"
@@ -313,11 +313,11 @@ def _yolo_names(folder: Path) -> list[str] | None:
         return None
     with data_errors(file, "a file with one class name per line"):
         lines = read_regular(file, MAX_TEXT).decode().splitlines()
-        return [line.strip() for line in lines if line.strip()][:MOST_CLASSES] or None
+        return [line.strip() for line in lines if line.strip()][:MAX_CLASSES] or None
 
 
 def _read_lines(file: Path, n_classes: int) -> list[list[float]]:
-    """The objects of a picture, in shares of it; none if there is no file."""
+    """The objects of a picture, in shares of its size; none if there is no file."""
     if not os.path.isfile(file):
         return []
     with data_errors(file, "a text file with lines `class x y width height`"):
@@ -350,7 +350,7 @@ def _read_line(words: list[str], place: str, n_classes: int) -> list[float]:
 
 
 class _PlainTree(TreeBuilder):
-    """Builds a tree, and refuses a document type, which is where entities are defined."""
+    """Builds a tree, and refuses document types, because these can define entities."""
 
     def doctype(self, *_: Any) -> None:
         raise ValueError("it must have no document type and no entities")
@@ -371,7 +371,7 @@ def _voc_split(folder: Path, split: str | None) -> tuple[Path, list[str]]:
 
 
 def _find_picture(folder: Path, stem: str, source: Path) -> Path:
-    """The picture that has this name with some suffix."""
+    """The picture with this name and any suffix."""
     file = _inside(folder, stem, source)
     named = [file.with_name(file.name + suffix) for suffix in SUFFIXES]  # its name may have points
     for picture in named:

@@ -1,4 +1,4 @@
-"""Data sets from the Hugging Face hub, or saved by its library: a column of pictures or numbers, and one of labels."""
+"""Data sets from the Hugging Face hub, or saved by its library, with a column of inputs and a column of labels."""
 
 import importlib
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from themis.data.files import Numbers, data_errors, parse_whole
-from themis.data.pictures import LONGEST_SIDE, OTHER_SIZE, pixels_of
+from themis.data.pictures import MAX_SIDE, SIZE_REMEDY, pixels_of
 from themis.data.seeds import Seeds, from_files, scaled
 from themis.errors import NO_TEXT, DataError, UsageError, nearest, needs_extra
 
@@ -25,7 +25,7 @@ def hub_seeds(
     label: str | None = None,
     size: int | str | None = None,
 ) -> Seeds:
-    """`hf:NAME` or `hf:NAME[SPLIT]`, a data set of the hub, or the folder of a saved one.
+    """`hf:NAME` or `hf:NAME[SPLIT]`, a data set on the hub, or the folder of a saved data set.
 
     Pictures are scaled to 0..1 and read when needed. The split is `test` by default; `test[:100]` is a part of it.
     image, label: names of the columns, if they are unusual. config: the configuration of the data set, if it has
@@ -53,7 +53,7 @@ def hub_seeds(
         raise DataError(f"hf:{path} must have a column of inputs, got {names}: give its name as ?image=NAME")
     labels = None if label_column is None else list(data[label_column])
     classes = None if label_column is None else getattr(data.features[label_column], "names", None)
-    side = parse_whole(size, "size", LONGEST_SIDE, 224)
+    side = parse_whole(size, "size", MAX_SIDE, 224)
     is_grey = len(data) > 0 and getattr(data[0][column], "mode", "RGB") in ("L", "1")
 
     def load(k: int) -> Numbers:
@@ -63,11 +63,11 @@ def hub_seeds(
                 return scaled(pixels_of(value, "L" if is_grey else "RGB", side), 255)
             return np.asarray(value)
 
-    return from_files(range(len(data)), load, labels, OTHER_SIZE).with_classes(classes)
+    return from_files(range(len(data)), load, labels, SIZE_REMEDY).with_classes(classes)
 
 
 def _saved_split(loaded: Any, split: str, path: Path) -> Any:
-    """The split of a saved data set; a slice such as `test[:100]` is taken of it."""
+    """The split of a saved data set, or a slice such as `test[:100]`."""
     name, bracket, rest = split.partition("[")
     if not isinstance(loaded, dict):
         data = loaded
@@ -93,7 +93,7 @@ def _refuse_text(data: Any, column: str | None, path: Path) -> None:
 
 
 def _find(names: list[str], requested: str | None, usual: tuple[str, ...], path: Path) -> str | None:
-    """The column that is requested, or the first that has a usual name."""
+    """The requested column, or the first column with a usual name."""
     if requested is not None and requested not in names:
         raise UsageError(f"the column {requested!r} must be in hf:{path}: {nearest(requested, names)}")
     return requested or next((name for name in usual if name in names), None)

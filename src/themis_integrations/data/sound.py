@@ -1,4 +1,4 @@
-"""Sound: WAV files, read one at a time, when they are needed."""
+"""Sound: WAV files, each of which is read when it is needed."""
 
 import io
 import wave

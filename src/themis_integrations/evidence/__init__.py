@@ -1,1 +1,1 @@
-"""Evidence about a run for an auditor, in formats that other programs read."""
+"""Evidence about a run for auditors, in standard formats."""

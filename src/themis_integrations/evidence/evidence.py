@@ -1,4 +1,4 @@
-"""Evidence about a run for an auditor: a model card, an ML-BOM, and the files that a signed statement is about."""
+"""Evidence about a run for auditors: a model card, an ML-BOM, and the other files that a signed statement covers."""
 
 import uuid
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from themis.judge.estimate import Estimate
 from themis.report.page import MAX_PICTURES, ReportView, read_view, render
 from themis.runs.analysis.diff import escape, table
 from themis.runs.analysis.review import read_review
-from themis.runs.display.text import RANDOM, accuracy_name, left_to_find
+from themis.runs.display.text import RANDOM_LABEL, accuracy_name, left_to_find
 from themis.runs.estimates import SavedProgress, read_progress
 from themis.runs.run import Round
 from themis.runs.store.files import as_json, explained, list_folder, refuse_folder, write_file
@@ -38,7 +38,7 @@ _TASKS = {
 
 @dataclass(frozen=True)
 class StatedFigure:
-    """A figure of evidence, for all inputs or for a slice of them."""
+    """A measured figure, for all inputs or for a slice."""
 
     metric: str
     """A name for programs."""
@@ -58,7 +58,7 @@ class StatedFigure:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the files of evidence are made from."""
+    """The data for the files of evidence."""
 
     view: ReportView
     record: dict[str, Any]
@@ -80,7 +80,7 @@ class Evidence:
 
 
 def write_evidence(run: str | Path, out: str | Path, *, most_pictures: int = MAX_PICTURES) -> Path:
-    """Write evidence about a run that has ended into a new folder, and return the path of the folder."""
+    """Write evidence about a finished run into a new folder, and return its path."""
     path = Path(out)
     if names := list_folder(path):
         raise refuse_folder(path, names, "")
@@ -159,12 +159,12 @@ def measured(evidence: Evidence) -> list[StatedFigure]:
             figures.append(StatedFigure("fault_rate", "fault rate", share.value, share, each.name, each.tests))
     for part in view.strengths:
         place, share = f"strength {part.low:g} to {part.high:g}", part.correct
-        figures.append(StatedFigure("correct", RANDOM, share.value, share, place, part.tests))
+        figures.append(StatedFigure("correct", RANDOM_LABEL, share.value, share, place, part.tests))
     return figures
 
 
 def not_tested(evidence: Evidence) -> list[str]:
-    """What the figures say nothing about, as sentences."""
+    """The limits of the figures, as sentences."""
     view, counts, start = evidence.view, evidence.view.counts, evidence.start
     left_out, coverage = counts.seeds_given - counts.seeds, evidence.last.coverage
     untried = int((evidence.progress.uniform_tests_by_seed == 0).sum())
@@ -278,7 +278,7 @@ def model_index(evidence: Evidence) -> dict[str, Any]:
 
 
 def ml_bom(evidence: Evidence) -> dict[str, Any]:
-    """The figures, the model and the data as a CycloneDX 1.6 ML-BOM; the same run has the same one."""
+    """The figures, the model and the data as a CycloneDX 1.6 ML-BOM, which is always the same for a run."""
     view, environment, metrics = evidence.view, evidence.record["environment"], []
     for each in measured(evidence):
         metric: dict[str, Any] = {"type": each.name, "value": repr(each.value)}

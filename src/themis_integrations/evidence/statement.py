@@ -1,4 +1,4 @@
-"""The statement that can be signed of a folder of evidence, its checksums, and whether the folder is unchanged."""
+"""The statement about a folder of evidence, which can be signed, its checksums, and checks for changes."""
 
 import hashlib
 import re
@@ -25,13 +25,13 @@ TENSORS = {
     "data": "inputs, labels and seed ids, as Themis hashes them",
     "weights": "the file of the weights",
 }
-"""What the statement has the hash of besides files of the folder."""
+"""What else the statement has hashes of, besides the files of the folder."""
 
 
 def make_statement(
     environment: Mapping[str, Any], gates: Mapping[str, Any] | None, digests: Mapping[str, str]
 ) -> bytes:
-    """The in-toto statement of evidence: which files are about which model and data, and whether they pass the gates.
+    """The in-toto statement: the files of evidence, the model and data, and whether the gates pass.
 
     environment: with the hashes of model, data and weights. digests: the SHA-256 of each file, by name.
     """
@@ -74,7 +74,7 @@ def hash_bytes(content: bytes) -> str:
 
 
 def verify_evidence(folder: str | Path) -> dict[str, str]:
-    """Which files of a folder of evidence are changed, missing or added since it was written; empty if none.
+    """The files of a folder of evidence that have been changed, removed or added since it was written.
 
     Files must have the hashes of the statement. The statement must have that of the checksums, or be what the files
     give again; if it is neither, the checksums count. Whoever changes a file, the statement and the checksums together
@@ -107,7 +107,7 @@ def verify_evidence(folder: str | Path) -> dict[str, str]:
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    """The hash of each file, and an empty one of what is no regular file, such as a link or a folder."""
+    """The hash of each file; empty for anything but regular files, such as links and folders."""
     hashes = {}
     try:
         for path in folder.iterdir():

@@ -52,7 +52,7 @@ def black_box(cell: Any, **options: Any) -> BlackBox:
 
 
 def check_seen(n_activations: int, n_children: int) -> None:
-    """Refuse a cell that has layers of which none was seen: only its output would be tested, without a word."""
+    """Refuse a cell with layers if none of them was observed, because only its output would be tested."""
     if n_children and not n_activations:
         raise ModelError(
             f"some activation of the cell must be seen, got none of its {n_children} child cells: use activation cells "

@@ -78,7 +78,7 @@ class OnnxModel(FileModel):
 
     @property
     def entry(self) -> str | None:
-        """The output that holds the scores, in words; None if there is only one."""
+        """Describe which output holds the scores; None if there is only one output."""
         is_chosen = self.output is not None and len(self.outputs) > 1
         return describe_entry(self.output, self.outputs) if is_chosen else None
 

@@ -21,7 +21,7 @@ from themis.text import print_text
 
 MODEL_FILE = "model_under_test.py"
 FILES = ("themis.yaml", "test_robustness.py", MODEL_FILE)
-"""What is written, from the templates beside this module."""
+"""The files to write, from the templates in this folder."""
 
 
 def add_arguments(parser: Parser) -> None:

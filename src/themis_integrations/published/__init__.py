@@ -1,1 +1,1 @@
-"""Published files of corrupted pictures: as data, and as suites on which a model is graded."""
+"""Published files of corrupted pictures, as data and as suites that grade a model."""

@@ -1,4 +1,4 @@
-"""Suites on published files: a model is graded on corrupted pictures that others have stored, not on our own."""
+"""Suites on published files, which grade a model on corrupted pictures made by others."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def grade_published(
 
 
 def _stated(reader: str, files: Path, names: list[str], settings: Settings) -> dict[str, Any]:
-    """What `suite.json` says about a suite on published files."""
+    """The content of `suite.json` for a suite on published files."""
     missing = [name for name in CORRUPTIONS if name not in names]
     return {
         "name": reader,

@@ -1,4 +1,4 @@
-"""The pytest plugin: robustness tests in a project's own test suite. Nothing else is imported until one runs."""
+"""The pytest plugin for robustness tests in a project's test suite. Nothing else is imported until such a test runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PREFIX = "themis_"
 
 
 def _number(kind: type[int] | type[float], least: float) -> Callable[[str], Any]:
-    """A converter that refuses text that is not a number of this kind, and numbers that are too small."""
+    """Return a converter of text to numbers of this kind, which refuses other text and numbers that are too small."""
     rule = f"must be a {'whole ' if kind is int else ''}number{' above 0' if least else ', 0 or more'}"
 
     def convert(text: str) -> Any:
@@ -108,7 +108,7 @@ def _refuse_unittest(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """Test what a marked test without the fixture returns."""
+    """Run the campaign that a marked test without the fixture returns."""
     if RETURNED not in pyfuncitem.stash:
         return (yield)
     returned, test = pyfuncitem.stash[RETURNED], pyfuncitem.obj

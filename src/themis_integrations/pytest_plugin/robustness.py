@@ -29,11 +29,11 @@ from themis.runs.display.text import summary_rows
 from themis.runs.fault import Fault, Replay
 from themis.runs.replay import Replayer
 from themis.runs.run import Run
-from themis.runs.store.files import NOTE, RUN_FILES, list_folder, tensors_in
+from themis.runs.store.files import PYTEST_NOTE, RUN_FILES, list_folder, tensors_in
 from themis.runs.store.reader import Reader
 from themis.settings import Settings
 from themis.suites.api import run_suite
-from themis.suites.options import OF_THE_SUITE, read_options
+from themis.suites.options import UNSUPPORTED_OPTIONS, read_options
 from themis.suites.result import SuiteRun
 from themis.target.blackbox import as_target
 from themis.target.target import refuse_target_options
@@ -112,7 +112,7 @@ class RobustnessTest:
             pytest.skip("a suite is not run to replay a fault: replay it with themis replay RUN FAULT")
         with _errors_as_failures():
             self.calls += 1
-            not_of_suites = ("perturbation", *OF_THE_SUITE)
+            not_of_suites = ("perturbation", *UNSUPPORTED_OPTIONS)
             marked = {name: value for name, value in self._marked().items() if name not in not_of_suites}
             merged = {**self.defaults, **marked, **options, **self.overrides}
             if "max_seconds" not in options:
@@ -196,7 +196,7 @@ class RobustnessTest:
                 error.add_note(f"results up to this error: {report or folder}")
             elif out is None and not (folder / "run.sqlite").exists():
                 with suppress(OSError):
-                    (folder / NOTE).unlink()
+                    (folder / PYTEST_NOTE).unlink()
                     folder.rmdir()
             raise
 
@@ -307,13 +307,13 @@ def folder_name(nodeid: str) -> str:
 
 
 def write_note(path: Path, note: dict[str, Any]) -> None:
-    (path / NOTE).write_text(json.dumps(note))
+    (path / PYTEST_NOTE).write_text(json.dumps(note))
 
 
 def read_note(path: Path) -> dict[str, Any] | None:
     """The note in a folder; None if there is none."""
     try:
-        note = parse_json(read_regular(path / NOTE, MAX_NOTE))
+        note = parse_json(read_regular(path / PYTEST_NOTE, MAX_NOTE))
     except (OSError, ValueError):
         return None
     return note if isinstance(note, dict) else None
@@ -389,4 +389,4 @@ def _holds_only_run(path: Path) -> bool:
     if path.is_symlink():
         return False
     names = list_folder(path) or []
-    return set(names) <= {*RUN_FILES, NOTE} and all(name.endswith(".safetensors") for name in tensors_in(path))
+    return set(names) <= {*RUN_FILES, PYTEST_NOTE} and all(name.endswith(".safetensors") for name in tensors_in(path))

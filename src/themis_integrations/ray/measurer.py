@@ -106,7 +106,7 @@ class ChunkWorker:
         self._open = ExitStack()
         self._open.enter_context(target.opened())
         self.calculator = Calculator(target, seeds, perturbation, choose_oracle(target.oracle), layers, limits)
-        self.calculator.allot_clean(self.calculator.device)
+        self.calculator.allocate_clean(self.calculator.device)
         self._sums: dict[int, tuple[str, Array]] = {}
         """By the number of the chunk: its stream, and the sums of `D - shift` and of its square `[2, neurons]`."""
         self._runner: TestRunner | None = None
@@ -127,7 +127,7 @@ class ChunkWorker:
 
     def begin_tests(self, perturbation: Perturbation, clean: CleanAnswers) -> None:
         """Prepare for tests of a perturbation; what is left of other tests is dropped."""
-        calculator = self.calculator = self.calculator.under(perturbation)
+        calculator = self.calculator = self.calculator.with_perturbation(perturbation)
         self._sums, self._accumulators = {}, {}
         calculator.has_gradient = clean.has_gradient
         calculator.take_clean(tensor_of(clean.outputs).to(calculator.device), clean.oracle)
@@ -206,7 +206,7 @@ def tensor_of(array: Array) -> Tensor:
 CLEAN = "clean"
 SPARE = 4
 """Chunks of uniform tests per worker that are handed out before their turn, for workers that would wait for others."""
-MOST_OWED = 16
+MAX_OWED = 16
 """Chunks per worker whose sums it keeps at most, on average."""
 
 
@@ -237,7 +237,7 @@ class RemoteMeasurer:
 
     def sweep(self) -> Moments:
         calculator = self.calculator
-        calculator.allot_clean(torch.device("meta"))  # the activations are in the workers
+        calculator.allocate_clean(torch.device("meta"))  # the activations are in the workers
         with step(SWEEP):
             while (swept := self._sweep()) is None:
                 pass
@@ -303,7 +303,7 @@ class RemoteMeasurer:
             into.count += measured.n_folded
             tests = started.chunk.tests[: len(measured.measurement)]
             self._owed[started.chunk.number] = replace(started.chunk, tests=tests)
-            if len(self._owed) >= MOST_OWED * self.pool.n_workers:
+            if len(self._owed) >= MAX_OWED * self.pool.n_workers:
                 self._hand_over()
         calculator.memory.shrink(measured.measurement.chunk)
         calculator.own_passes = max(calculator.own_passes, measured.own_passes)
@@ -347,7 +347,7 @@ class RemoteMeasurer:
             self.pool.discard(started.call)
         self.calculator.release()
 
-    def under(self, calculator: Calculator) -> RemoteMeasurer:
+    def with_calculator(self, calculator: Calculator) -> RemoteMeasurer:
         return RemoteMeasurer(calculator, self.pool)
 
     def grade(self, calculator: Calculator, tests: Tests) -> Iterator[GradedChunk]:

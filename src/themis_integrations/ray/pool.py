@@ -20,7 +20,7 @@ from typing import Any
 from themis.errors import ModelError, ThemisError, first_line, warn
 from themis_integrations.ray.cluster import ROOM_SECONDS, RayWorkers, has_room
 
-MOST_CRASHES = 3
+MAX_CRASHES = 3
 """How many workers may die of the same call; and per worker, how many in a row before their first call."""
 AHEAD = 12
 """Calls per worker that are made before the oldest one was taken: the results wait in memory."""
@@ -329,11 +329,11 @@ class RayPool:
         if "node has died" not in str(error):  # for the death of a machine, no call is to blame
             first.n_crashes += 1
             self._failed_starts += first.number is None
-        if self._failed_starts >= MOST_CRASHES * self._executor.workers:
+        if self._failed_starts >= MAX_CRASHES * self._executor.workers:
             raise ModelError(f"{self._failed_starts} workers in a row died before their first call: {_reason(error)}")
-        if first.number is not None and first.n_crashes >= MOST_CRASHES:
+        if first.number is not None and first.n_crashes >= MAX_CRASHES:
             crash = ModelError(
-                f"{MOST_CRASHES} workers in a row died while they ran {first.label}, so the model seems to "
+                f"{MAX_CRASHES} workers in a row died while they ran {first.label}, so the model seems to "
                 f"crash its process: {_reason(error)}"
             )
             self._finish(first, None, crash)

@@ -22,13 +22,15 @@ from themis.text import print_json, print_text
 
 def add_arguments(parser: Parser) -> None:
     from themis.retraining.recipe import Recipe
-    from themis_lab.contest.plan import FRESH, ContestPlan
+    from themis_lab.contest.plan import FRESH_SHARE, ContestPlan
 
     parser.add_argument("run", metavar="RUN", help="folder of the run")
     add_fields(parser.add_argument_group("what is compared"), ContestPlan)
     training = parser.add_argument_group("how the model is trained")
     shared = {field.name for field in fields(ContestPlan)}
-    add_fields(training, Recipe, only={field.name for field in fields(Recipe)} - shared, defaults={"fresh": FRESH})
+    add_fields(
+        training, Recipe, only={field.name for field in fields(Recipe)} - shared, defaults={"fresh": FRESH_SHARE}
+    )
     add_option(training, "train", str | None, None, "clean data to train on instead of the train part")
     add_option(training, "judge", str | None, None, "data to judge by if the run was not split", metavar="DATA")
     add_option(training, "workers", int, 1, "number of processes; never changes the result")

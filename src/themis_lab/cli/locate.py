@@ -15,8 +15,8 @@ from themis.cli.source import REPLAY_OPTIONS, add_overrides, rebuild
 from themis.runs.store.reader import Reader
 from themis.text import print_json, print_text
 
-UNUSUAL = 2.0
-"""Standard deviations from ordinary tests at which a layer counts as the one where a change starts."""
+UNUSUAL_DEVIATIONS = 2.0
+"""Standard deviations from ordinary tests above which a change may start in a layer."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -49,7 +49,7 @@ def execute(arguments: CommandLine) -> int:
 
 def _describe_location(location: Any) -> str:
     first = location.layers[0]
-    if first.score < UNUSUAL:
+    if first.score < UNUSUAL_DEVIATIONS:
         score = round(first.score, 1) + 0.0  # never -0.0
         return f"no layer moves more than usual; layer {first.layer} is closest ({score:.1f} standard deviations)"
     neurons = ", ".join(f"{','.join(map(str, neuron.place))} ({neuron.times:.2g}x)" for neuron in first.neurons[:3])

@@ -40,7 +40,7 @@ from themis_lab.comparison.figures import draw
 from themis_lab.comparison.plan import (
     FREE_IN_COMPARISON,
     GRID,
-    HIGHEST,
+    HIGHEST_RATE,
     CampaignCell,
     ComparisonPlan,
     Grid,
@@ -64,12 +64,12 @@ from themis_lab.keywords import CompareOptions
 from themis_lab.techniques import DIFFERENTIAL
 
 RATES = "rates.json"
-FOR = {"search": 0, "judge": 1 << 41, "grid": 1 << 40}
-"""Added to the random seed, so that error rates share no noise with campaigns."""
+SEED_OFFSETS = {"search": 0, "judge": 1 << 41, "grid": 1 << 40}
+"""Numbers added to the random seed, so that error rates and campaigns share no noise."""
 UNMEASURED: dict[str, Any] = {"grids": [], "errors": {}, "box_errors": {}, "judge": {}, "seeds": {}}
 """The content of `rates.json` before anything is measured."""
-ERRORS = {FULL: "errors", BOX: "box_errors"}
-"""The keys of the errors in `rates.json`, by where they are taken."""
+ERROR_KEYS = {FULL: "errors", BOX: "box_errors"}
+"""The keys of error rates in `rates.json`, by the part of the range where they are measured."""
 WORKERS_PER_GPU = 4
 
 
@@ -163,7 +163,7 @@ def read_grids(measured: dict[str, Any]) -> tuple[Grid, ...]:
 
 def read_errors(measured: dict[str, Any]) -> list[dict[float, Array]]:
     """The errors of the judge seeds by magnitude, at full strength and over the box."""
-    return [{float(name): np.asarray(rates) for name, rates in measured[key].items()} for key in ERRORS.values()]
+    return [{float(name): np.asarray(rates) for name, rates in measured[key].items()} for key in ERROR_KEYS.values()]
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class ComparisonSetup:
         any technique runs: what is in `before` stays.
         """
         known = {grid.name: grid for grid in read_grids(before)}
-        errors = {where: dict(before[key]) for where, key in ERRORS.items()}
+        errors = {where: dict(before[key]) for where, key in ERROR_KEYS.items()}
         n_correct, judge = dict(before["seeds"]), dict(before["judge"])
         with self.target.opened():
             if "search" not in n_correct:
@@ -220,7 +220,7 @@ class ComparisonSetup:
                 rates = self._rates("grid")
                 n_correct["grid"] = len(rates.usable)
                 limits = usual_magnitude(self.perturbation), largest_magnitude(self.perturbation)
-                known[GRID] = fix_grid(rates.rate, *limits, highest=HIGHEST * rates.chance)
+                known[GRID] = fix_grid(rates.rate, *limits, highest=HIGHEST_RATE * rates.chance)
             grids = tuple(known[GRID] if grid.name == GRID else grid for grid in grids)
             magnitudes = sorted({magnitude for grid in grids for magnitude in grid.magnitudes})
             if missing := [
@@ -238,14 +238,14 @@ class ComparisonSetup:
         known |= {grid.name: grid for grid in grids}
         return grids, {
             "grids": [{**vars(grid), "magnitudes": list(grid.magnitudes)} for grid in known.values()],
-            **{key: errors[where] for where, key in ERRORS.items()},
+            **{key: errors[where] for where, key in ERROR_KEYS.items()},
             "judge": judge,
-            "seeds": {part: n_correct[part] for part in FOR if part in n_correct},
+            "seeds": {part: n_correct[part] for part in SEED_OFFSETS if part in n_correct},
         }
 
     def _rates(self, part: str) -> ErrorRates:
         seeds: Seeds = getattr(self.parts, part)
-        return ErrorRates(self.target, seeds, self.perturbation, self.plan.random_seed + FOR[part])
+        return ErrorRates(self.target, seeds, self.perturbation, self.plan.random_seed + SEED_OFFSETS[part])
 
     def run(
         self, cells: list[CampaignCell], folder: ExperimentFolder, workers: int | RayExecutor, listener: Listener

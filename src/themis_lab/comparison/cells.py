@@ -36,10 +36,10 @@ PART_SHARES = {"search": 0.4, "judge": 0.4, "grid": 0.2}
 FOR_PART, FOR_RANK = 101, 102
 FULL, BOX = "full", "box"
 """Where an error rate is taken: at full strength, or uniformly over the box of theta that techniques search."""
-DRAWS = 5
-"""Draws of noise and theta per seed, if they differ and the perturbation does not cost passes."""
+DRAWS_PER_SEED = 5
+"""Draws of noise and theta per seed, if they can differ and the perturbation takes no passes."""
 BOX_PASSES = 20
-"""Passes per seed that draws from the box may cost together; the first draw is always made."""
+"""Limit for the passes per seed of all draws from the box; the first draw is always made."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ class ErrorRates:
         self.usable = self.calculator.clean.usable.cpu().numpy()
         self.seed_id = seeds.seed_id.numpy()[self.usable]
         is_drawn = perturbation.is_random or len(perturbation.theta) > 1
-        self.draws = DRAWS if is_drawn and not perturbation.passes else 1
-        self.box_draws = min(DRAWS, max(1, int(BOX_PASSES // (1 + perturbation.passes))))
+        self.draws = DRAWS_PER_SEED if is_drawn and not perturbation.passes else 1
+        self.box_draws = min(DRAWS_PER_SEED, max(1, int(BOX_PASSES // (1 + perturbation.passes))))
 
     @property
     def chance(self) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 from themis.errors import UsageError
 from themis.report.table import format_number
-from themis.runs.display.figure import INK, QUIET, blank_figure, save_figure
+from themis.runs.display.figure import BLACK, GREY, blank_figure, save_figure
 from themis.runs.store.files import explained
 from themis_lab.comparison.summary import GRID_TITLES, Comparison, GridSummary, Row
 
@@ -71,8 +71,8 @@ def draw_faults(grid: GridSummary, title: str, path: Path) -> bool:
                 linewidth=1.4,
                 label=_shorten(name if values == [None, None] else f"{name}  r = {' / '.join(texts)}", 40),
             )
-        panel.set_xlabel(label, color=INK)
-    axes.set_ylabel("distinct faults per campaign", color=INK)
+        panel.set_xlabel(label, color=BLACK)
+    axes.set_ylabel("distinct faults per campaign", color=BLACK)
     axes.set_ylim(bottom=0)
     second.legend(
         loc="upper left",
@@ -109,12 +109,12 @@ def draw_correlations(grid: GridSummary, title: str, path: Path) -> bool:
                 axes.plot(ends, [y + offset] * 2, color=colour, linewidth=1.6, zorder=2)
             style = {"color": colour, "markerfacecolor": colour if is_filled else "white", "markersize": 6.5}
             axes.plot([_fisher(value)], [y + offset], marker="o", linestyle="", zorder=3, **style)
-    axes.set_yticks(range(len(rows)), names, color=INK)
+    axes.set_yticks(range(len(rows)), names, color=BLACK)
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.set_xlabel(
         "Pearson's r of error rate and distinct faults, with 95% intervals, on Fisher's scale\n"
         "filled: error rate at full strength; open: over the whole range that techniques search",
-        color=INK,
+        color=BLACK,
     )
     left, right = min(values) - R_MARGIN, max(values) + R_MARGIN  # a wide interval is cut off
     ticks = [tick for tick in TICKS if left <= _fisher(tick) <= right]
@@ -130,9 +130,9 @@ def _r(row: Row, name: str) -> list[float | None]:
 
 
 def titled_figure(width: float, height: float, title: str) -> Any:
-    """A figure of so many inches, with a title at the upper left."""
+    """A figure of this size in inches, with a title at the upper left."""
     figure = blank_figure(width, height)
-    figure.suptitle(title, x=0.02, y=1 - 0.1 / height, ha="left", va="top", fontsize=11, color=INK)
+    figure.suptitle(title, x=0.02, y=1 - 0.1 / height, ha="left", va="top", fontsize=11, color=BLACK)
     return figure
 
 
@@ -143,7 +143,7 @@ def add_axes(figure: Any, place: tuple[float, float, float, float], grid: str = 
         axes.spines[side].set_visible(False)
     axes.grid(axis=grid, color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.tick_params(colors=QUIET, labelsize=9)
+    axes.tick_params(colors=GREY, labelsize=9)
     return axes
 
 

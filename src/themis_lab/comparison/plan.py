@@ -22,7 +22,7 @@ from themis_lab.techniques import Technique, choose_technique
 if TYPE_CHECKING:
     from themis.perturb import Perturbation, Theta
 
-ALWAYS = ("random", "corners")
+FIXED_TECHNIQUES = ("random", "corners")
 """Techniques in every comparison."""
 GRID, PAPER, GIVEN = "grid", "paper", "given"
 """Grids of magnitudes: chosen on separate seeds, the paper's, and given as numbers."""
@@ -111,7 +111,9 @@ class ComparisonPlan:
 
     def chosen(self) -> tuple[Technique, ...]:
         """The techniques, each of them once even if it is given under several names."""
-        return tuple(dict.fromkeys(choose_technique(name) for name in (*ALWAYS, *split_list(self.techniques))))
+        return tuple(
+            dict.fromkeys(choose_technique(name) for name in (*FIXED_TECHNIQUES, *split_list(self.techniques)))
+        )
 
     def cells(self, grids: tuple[Grid, ...]) -> list[CampaignCell]:
         """Every campaign once, though grids may share magnitudes."""
@@ -124,12 +126,12 @@ class ComparisonPlan:
         ]
 
 
-POINTS, LOWEST, HIGHEST = 10, 0.1, 0.9
-"""Ten magnitudes, from an error rate of 10% to one of 90%, or to 90% of the error rate of guessing: any large magnitude
-reaches the last steps up to that."""
-NEAR = 0.01
-"""How near to its aim an error rate must be; also the least rise for which the magnitude is doubled once more."""
-PATIENCE, MOST_HALVINGS, MOST_BISECTIONS = 5, 30, 14
+GRID_POINTS, LOWEST_RATE, HIGHEST_RATE = 10, 0.1, 0.9
+"""Ten magnitudes, for error rates from 10% to 90%, or to 90% of the error rate of guessing, since any large magnitude
+reaches the last steps up to guessing."""
+RATE_TOLERANCE = 0.01
+"""Largest difference between an error rate and its aim; also the least rise for which a magnitude is doubled again."""
+MAX_IDLE_DOUBLINGS, MAX_HALVINGS, MAX_BISECTIONS = 5, 30, 14
 _TENTHS, _HUNDREDTHS = (0.1, 0.2, 0.3, 0.4, 0.5), (0.01, 0.02, 0.03, 0.04, 0.05)
 PAPER_MAGNITUDES: dict[str, tuple[float, ...]] = {
     "gaussian": _HUNDREDTHS,
@@ -160,19 +162,21 @@ def paper_grid(perturbation: Perturbation) -> Grid:
     return Grid(PAPER, PAPER_MAGNITUDES[perturbation.name])
 
 
-def fix_grid(rate: Callable[[float], float], start: float, most: float = math.inf, highest: float = HIGHEST) -> Grid:
+def fix_grid(
+    rate: Callable[[float], float], start: float, most: float = math.inf, highest: float = HIGHEST_RATE
+) -> Grid:
     """The magnitudes whose error rates are nearest to ten even steps from 10% to `highest`, or as far as they reach.
 
     rate: the error rate at a magnitude; it should rise, apart from chance. start: a usual magnitude. most: the largest
     valid magnitude.
     """
     curve = _bracket(rate, min(start, most), most, highest)
-    low, high = max(LOWEST, min(curve.values())), min(highest, max(curve.values()))
-    if high - low < NEAR:
+    low, high = max(LOWEST_RATE, min(curve.values())), min(highest, max(curve.values()))
+    if high - low < RATE_TOLERANCE:
         raise DataError(_refusal(curve, highest))
-    near = max(NEAR, (high - low) / (POINTS - 1) / 2)
+    near = max(RATE_TOLERANCE, (high - low) / (GRID_POINTS - 1) / 2)
     rates: dict[float, float] = {}
-    for aim in np.linspace(low, high, POINTS).tolist():
+    for aim in np.linspace(low, high, GRID_POINTS).tolist():
         magnitude = _bisect(rate, curve, aim)
         if abs(curve[magnitude] - aim) <= near:
             rates[magnitude] = curve[magnitude]
@@ -184,14 +188,14 @@ def fix_grid(rate: Callable[[float], float], start: float, most: float = math.in
 def _refusal(curve: dict[float, float], highest: float) -> str:
     """Why these error rates do not yield a grid."""
     least, most = min(curve.values()), max(curve.values())
-    if most < LOWEST + NEAR:
-        reason = f"it reaches only {most:.1%}, the grid needs {LOWEST:.0%}"
-    elif least > highest - NEAR:
+    if most < LOWEST_RATE + RATE_TOLERANCE:
+        reason = f"it reaches only {most:.1%}, the grid needs {LOWEST_RATE:.0%}"
+    elif least > highest - RATE_TOLERANCE:
         reason = f"it is at least {least:.1%}, the grid needs at most {highest:.0%}"
-    elif most - least < NEAR:
+    elif most - least < RATE_TOLERANCE:
         reason = f"it stays at {most:.1%}"
     else:
-        reason = f"it jumps from below {LOWEST:.0%} to above {highest:.0%} ({least:.1%} to {most:.1%})"
+        reason = f"it jumps from below {LOWEST_RATE:.0%} to above {highest:.0%} ({least:.1%} to {most:.1%})"
     return (
         f"the error rate must change with the magnitude, from {min(curve):g} to {max(curve):g} {reason}: choose "
         "another perturbation, or pass magnitudes as numbers"
@@ -200,10 +204,10 @@ def _refusal(curve: dict[float, float], highest: float) -> str:
 
 def _note(rates: list[float], near: float, highest: float) -> str:
     """What the grid lacks; empty if it is complete."""
-    missing = [aim for aim in (LOWEST, highest) if min(abs(rate - aim) for rate in rates) > near]
-    if len(rates) == POINTS and not missing:
+    missing = [aim for aim in (LOWEST_RATE, highest) if min(abs(rate - aim) for rate in rates) > near]
+    if len(rates) == GRID_POINTS and not missing:
         return ""
-    note = f"{len(rates)} magnitude{'s' if len(rates) > 1 else ''} of {POINTS}, error rates {min(rates):.0%}"
+    note = f"{len(rates)} magnitude{'s' if len(rates) > 1 else ''} of {GRID_POINTS}, error rates {min(rates):.0%}"
     note += f" to {max(rates):.0%}" if len(rates) > 1 else ""
     return f"{note}: none near {' or '.join(f'{aim:.0%}' for aim in missing)}" if missing else note
 
@@ -233,14 +237,14 @@ def _bracket(rate: Callable[[float], float], start: float, most: float, highest:
     """Error rates by magnitude, which is doubled up to `highest` and halved down to 10%, as long as that helps."""
     curve = {start: rate(start)}
     magnitude, idle = start, 0
-    while curve[magnitude] < highest and magnitude < most and idle < PATIENCE:
+    while curve[magnitude] < highest and magnitude < most and idle < MAX_IDLE_DOUBLINGS:
         best = max(curve.values())
         magnitude = min(2 * magnitude, most)
         curve[magnitude] = rate(magnitude)
-        idle = 0 if curve[magnitude] > best + NEAR else idle + 1
+        idle = 0 if curve[magnitude] > best + RATE_TOLERANCE else idle + 1
     magnitude = start
-    for _ in range(MOST_HALVINGS):
-        if min(curve.values()) <= LOWEST:
+    for _ in range(MAX_HALVINGS):
+        if min(curve.values()) <= LOWEST_RATE:
             break
         magnitude /= 2
         curve[magnitude] = rate(magnitude)
@@ -257,10 +261,10 @@ def _bisect(rate: Callable[[float], float], curve: dict[float, float], aim: floa
     def gap(magnitude: float) -> float:
         return abs(curve[magnitude] - aim)
 
-    for _ in range(MOST_BISECTIONS):
+    for _ in range(MAX_BISECTIONS):
         known = sorted(curve)
         crossings = [(a, b) for a, b in pairwise(known) if curve[a] < aim <= curve[b]]
-        if gap(min(known, key=gap)) <= NEAR / 2 or not crossings:
+        if gap(min(known, key=gap)) <= RATE_TOLERANCE / 2 or not crossings:
             break
         a, b = crossings[0]
         middle = float(f"{math.sqrt(a * b):.4g}")

@@ -15,31 +15,34 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from themis.report.table import NONE, format_number
+from themis.report.table import NO_VALUE, format_number
 
 Array = NDArray[np.float64]
 Scale = tuple[Callable[[Array], Array], Callable[[Array], Array]]
 """A transform to a scale on which resamples spread evenly, and its inverse."""
 
-LEAST_SPAN = 0.10
+MIN_SPAN = 0.10
 """The least span of the error rates of a grid, even without any one of them."""
 QUANTILE = 1.96
 """The quantile of the normal distribution for 95%."""
 LARGEST_R = 1 - 1e-9
 """The correlation beyond which Fisher's transform is cut off."""
-LEAST_FAULTS = 10
+MIN_FAULTS = 10
 """The fewest distinct faults per campaign, over all magnitudes, for which an r is defined."""
-MOST_UNDEFINED = 0.05
+MAX_UNDEFINED = 0.05
 """The largest share of undefined resamples; beyond it neither an interval nor an r is defined."""
-FLAT = 1e-12
-"""The spread, relative to the mean, below which numbers count as equal."""
+MIN_RELATIVE_SPREAD = 1e-12
+"""Numbers count as equal if their spread is below this share of the mean."""
 
 
 def correlate(rates: Array, counts: Array) -> Array:
     """Pearson's r over the last dimension, `[...]`; NaN if all rates or all counts are equal."""
     x, y = (values - values.mean(-1, keepdims=True) for values in np.broadcast_arrays(rates, counts))
     sizes = [np.sqrt((values * values).sum(-1)) for values in (x, y)]
-    is_flat = [size <= FLAT * (1 + np.abs(values).max(-1)) for size, values in zip(sizes, (rates, counts), strict=True)]
+    is_flat = [
+        size <= MIN_RELATIVE_SPREAD * (1 + np.abs(values).max(-1))
+        for size, values in zip(sizes, (rates, counts), strict=True)
+    ]
     with np.errstate(divide="ignore", invalid="ignore"):
         r = (x * y).sum(-1) / (sizes[0] * sizes[1])
     return np.where(is_flat[0] | is_flat[1], np.nan, np.clip(r, -1, 1))
@@ -50,12 +53,12 @@ def why_degenerate(rates: Array) -> str | None:
     if len(rates) < 3:
         return f"{len(rates)} magnitude{'s are' if len(rates) > 1 else ' is'} too few to correlate"
     span = float(np.ptp(rates))
-    if span < LEAST_SPAN:
-        return f"its error rates span {span:.3f}, less than {LEAST_SPAN:.2f}"
+    if span < MIN_SPAN:
+        return f"its error rates span {span:.3f}, less than {MIN_SPAN:.2f}"
     spans = [float(np.ptp(np.delete(rates, k))) for k in range(len(rates))]
-    if min(spans) < LEAST_SPAN:
+    if min(spans) < MIN_SPAN:
         return (
-            f"it depends on one magnitude: without it the error rates span {min(spans):.3f}, less than {LEAST_SPAN:.2f}"
+            f"it depends on one magnitude: without it the error rates span {min(spans):.3f}, less than {MIN_SPAN:.2f}"
         )
     return None
 
@@ -112,10 +115,10 @@ class ResampledEstimate:
         with np.errstate(divide="ignore", invalid="ignore"):
             centre, spread = transform(np.asarray(value)), transform(samples)
         defined = spread[np.isfinite(spread)]
-        if not np.isfinite(centre) or len(samples) - len(defined) > MOST_UNDEFINED * len(samples):
+        if not np.isfinite(centre) or len(samples) - len(defined) > MAX_UNDEFINED * len(samples):
             return ResampledEstimate(float(value), np.nan, np.nan)
         reach = QUANTILE * defined.std()
-        if reach <= FLAT * (1 + abs(float(centre))):
+        if reach <= MIN_RELATIVE_SPREAD * (1 + abs(float(centre))):
             return ResampledEstimate(float(value), np.nan, np.nan)
         return ResampledEstimate(float(value), float(invert(centre - reach)), float(invert(centre + reach)))
 
@@ -162,7 +165,7 @@ def measure_correlation(errors: Array, counts: Array, weights: Weights, distinct
     values = correlate(errors.mean(1), counts.sum(-1).mean(-1))
     samples = correlate(weights.rates(errors)[:, None], weights.counts(counts))
     n_distinct = (counts if distinct is None else distinct).sum((1, 3)).mean(-1)
-    is_unfounded = (n_distinct < LEAST_FAULTS) | (np.isnan(samples).mean(0) > MOST_UNDEFINED)
+    is_unfounded = (n_distinct < MIN_FAULTS) | (np.isnan(samples).mean(0) > MAX_UNDEFINED)
     return Measured(np.where(is_unfounded, np.nan, values), samples, FISHER)
 
 
@@ -197,7 +200,7 @@ def format_estimate(estimate: Sequence[float | None] | None, digits: int = 3, *,
     """A value with its interval, such as 0.95 (0.90..0.98); `estimate` is value, low and high."""
     value, low, high = estimate or (None, None, None)
     if value is None:
-        return NONE
+        return NO_VALUE
     text = format_number(value, digits, signed=signed)
     if low is None or high is None:
         return text
@@ -210,4 +213,4 @@ def format_spread(
     """The mean or median of the values that exist, with the lowest and the highest if there are several."""
     known = [value for value in values if value is not None]
     ends = (min(known), max(known)) if len(known) > 1 else (None, None)
-    return format_estimate([middle(known), *ends], digits, signed=signed) if known else NONE
+    return format_estimate([middle(known), *ends], digits, signed=signed) if known else NO_VALUE

@@ -1,4 +1,4 @@
-"""The results of a comparison: how many faults each technique found on a grid, and how they follow the error rate."""
+"""The results of a comparison: the faults of each technique on a grid, and their correlation with the error rate."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from themis.errors import StoreError
-from themis.report.table import NONE, Table, format_count
+from themis.report.table import NO_VALUE, Table, format_count
 from themis.text import counted, percent, printable
 from themis_lab.comparison.cells import TALLIES
 from themis_lab.comparison.plan import CampaignCell, ComparisonPlan, Grid
 from themis_lab.comparison.statistics import (
-    LEAST_FAULTS,
-    LEAST_SPAN,
-    MOST_UNDEFINED,
+    MAX_UNDEFINED,
+    MIN_FAULTS,
+    MIN_SPAN,
     Array,
     Weights,
     agreed_lead,
@@ -290,7 +290,7 @@ def show(comparison: Comparison, console: Console) -> None:
 
 
 def opening(comparison: Comparison) -> list[str]:
-    """What was run on which seeds, with a warning if there are few of them."""
+    """What was run on which seeds, with a warning if there are few seeds."""
     plan, seeds = comparison.plan, comparison.seeds
     lines = [
         f"{comparison.perturbation}: {plan.max_passes:,} passes per campaign, {counted(plan.campaigns, 'campaign')} "
@@ -305,7 +305,7 @@ def opening(comparison: Comparison) -> list[str]:
 
 
 def fault_table(grid: GridSummary) -> Table:
-    """How many faults each technique found at the same cost."""
+    """The faults of each technique at the same cost."""
     rows = grid.rows
     columns = ("technique", "distinct faults", "selected", "seeds", "raw", "tests", "coverage", "over the best rival")
     notes = [
@@ -333,14 +333,14 @@ def fault_table(grid: GridSummary) -> Table:
 
 def _fault_row(row: Row) -> tuple[str, ...]:
     if not row.total:
-        return (row.technique, "failed", *(NONE for _ in range(6)))
+        return (row.technique, "failed", *(NO_VALUE for _ in range(6)))
     total = row.total
     mean, least, most = total["distinct_faults"]
     spread = f" ({format_count(least)}-{format_count(most)})" if least < most else ""
     return (
         row.technique,
         f"{format_count(mean)}{spread}",
-        NONE if total["selected_distinct"] is None else format_count(total["selected_distinct"]),
+        NO_VALUE if total["selected_distinct"] is None else format_count(total["selected_distinct"]),
         format_count(total["failing_seeds"][0]),
         format_count(total["faults"][0]),
         format_count(total["tests"][0]),
@@ -360,7 +360,7 @@ def _has_plateau(row: Row) -> bool:
 
 
 def r_table(grid: GridSummary) -> Table:
-    """How well the faults found follow the error rate, under both of its definitions."""
+    """The correlation of the faults with the error rate, under both definitions of this rate."""
     title = f"Correlation of faults with the error rate, {GRID_TITLES[grid.name]}"
     rates = _rate_notes(grid)
     if grid.degenerate is not None and grid.box_degenerate is not None:
@@ -381,9 +381,9 @@ def r_table(grid: GridSummary) -> Table:
         "come from resampling seeds and campaigns; differences are paired and compare r of distinct faults. Lead: "
         "ahead of or behind the best of the other techniques, if both definitions show it by intervals that exclude "
         "zero; otherwise open. Selected and raw: r of distinct faults among tests that raised the criterion, and of "
-        f"all faults, under both definitions. {NONE} means that r is undefined: no criterion, fewer than "
-        f"{LEAST_FAULTS} distinct faults per campaign over all magnitudes, or equal counts at all magnitudes, as "
-        f"measured or in more than {MOST_UNDEFINED:.0%} of the resamples."
+        f"all faults, under both definitions. {NO_VALUE} means that r is undefined: no criterion, fewer than "
+        f"{MIN_FAULTS} distinct faults per campaign over all magnitudes, or equal counts at all magnitudes, as "
+        f"measured or in more than {MAX_UNDEFINED:.0%} of the resamples."
     ]
     if has_mean:
         notes[0] += f" The four: the mean of {', '.join(BASELINES)} at the paper's settings."
@@ -406,12 +406,12 @@ def _lead(row: Row, over: str) -> str:
     """A lead that both definitions of the error rate show; `open` if r is defined, but they do not."""
     if any((r.get(over) or [None])[0] is not None for r in (row.r, row.r_box)):
         return row.r_lead[over] or "open"
-    return NONE
+    return NO_VALUE
 
 
 def _pair(both: tuple[dict[str, Any], dict[str, Any]], name: str) -> str:
     values = [format_estimate([(r.get(name) or [None])[0], None, None]) for r in both]
-    return NONE if set(values) == {NONE} else " / ".join(values)
+    return NO_VALUE if set(values) == {NO_VALUE} else " / ".join(values)
 
 
 def magnitude_table(grid: GridSummary) -> Table:
@@ -423,7 +423,7 @@ def magnitude_table(grid: GridSummary) -> Table:
     ]
     notes = [
         "Error rates at full strength, and as a mean over the range of theta that techniques search. A grid whose "
-        f"error rates span less than {LEAST_SPAN:.2f}, even without any one of them, is degenerate."
+        f"error rates span less than {MIN_SPAN:.2f}, even without any one of them, is degenerate."
     ]
     return Table(f"Distinct faults by magnitude, {GRID_TITLES[grid.name]}", columns, rows, notes)
 

@@ -20,7 +20,7 @@ from themis.runs.source import Origin
 from themis.runs.trust import Trusted
 from themis_integrations.ray.executor import RayExecutor
 from themis_lab.contest.cells import Case, Contest, MakeCase, Record, failed_cell, make_runner
-from themis_lab.contest.plan import FREE_IN_CONTEST, FRESH, ContestCell, ContestPlan
+from themis_lab.contest.plan import FREE_IN_CONTEST, FRESH_SHARE, ContestCell, ContestPlan
 from themis_lab.contest.standings import TABLE_FILE, Contested, draw, markdown, summarise
 from themis_lab.executors import (
     CellKind,
@@ -60,7 +60,9 @@ def contest_run(
     """
     on_ray = choose_ray(executor, 1)
     of_recipe = {field.name for field in fields(Recipe)}
-    recipe = Recipe.of(**{"fresh": FRESH, **{name: value for name, value in options.items() if name in of_recipe}})
+    recipe = Recipe.of(
+        **{"fresh": FRESH_SHARE, **{name: value for name, value in options.items() if name in of_recipe}}
+    )
     of_plan = {name: value for name, value in options.items() if name not in of_recipe or name == "random_seed"}
     ContestPlan.of(**of_plan, techniques=techniques)  # raises for invalid options before a model is loaded
     is_in_memory = isinstance(run, Run) or target is not None or data is not None
@@ -103,7 +105,7 @@ def run_contest(
     only the chosen inputs count.
     """
     plan = plan or ContestPlan()
-    recipe = replace(recipe or Recipe(fresh=FRESH), patience=None)
+    recipe = replace(recipe or Recipe(fresh=FRESH_SHARE), patience=None)
     if isinstance(workers, int) and (workers < 1 or (workers > 1 and make is None)):
         raise UsageError(f"workers must be 1 without make=..., which makes the case in other processes, got {workers}")
     if case is None:

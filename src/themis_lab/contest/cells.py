@@ -57,7 +57,7 @@ class ExecutedTests:
 
 
 def record_tests(policy: Policy) -> list[tuple[Tests, Results]]:
-    """A list to which everything that the policy observes is added, in the order in which it is run."""
+    """A list of everything that the policy observes, in the order of the tests."""
     recorded: list[tuple[Tests, Results]] = []
     observe = policy.observe
 
@@ -158,7 +158,7 @@ STORED = ("clean", "disturbed", "clean_error", "disturbed_error")
 
 
 class NoFaultsError(UsageError):
-    """A contest has nothing to train on: `themis` found no fault."""
+    """There is nothing to train on, because `themis` found no fault."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class Case:
     """What the search and the train seeds belong to; None if each stands for itself."""
 
     def digest(self, plan: ContestPlan, recipe: Recipe) -> str:
-        """A hash of all that decides the cells of a contest."""
+        """A hash of everything that determines the cells of a contest."""
         parts = [hash_text(seed_hashes(seeds).tobytes().hex()) for seeds in vars(self.parts).values()]
         theta = [(theta.name, theta.low, theta.high) for theta in self.perturbation.theta]
         n_known = None if self.known is None else len(self.known)
@@ -200,7 +200,7 @@ class Case:
 
 
 class Contest:
-    """Runs techniques on a case; what they share is computed once."""
+    """Runs techniques on a case, and computes what they share once."""
 
     def __init__(self, case: Case, plan: ContestPlan, recipe: Recipe) -> None:
         self.case, self.plan = case, plan
@@ -216,7 +216,7 @@ class Contest:
         return self._before
 
     def inputs(self) -> int:
-        """How many inputs each technique chooses."""
+        """The number of inputs that each technique chooses."""
         if self.plan.inputs is not None:
             return self.plan.inputs
         found = self.executed(ContestCell(Technique(THEMIS), self.plan.random_seed)).distinct_faults
@@ -300,11 +300,11 @@ def make_runner(case: Case | MakeCase, plan: ContestPlan, recipe: Recipe) -> Cal
 
 
 def failed_cell(cell: ContestCell, reason: str) -> Record:
-    """What is stored of a cell that failed."""
+    """The stored record of a failed cell."""
     return {"technique": cell.technique.name, "random_seed": cell.random_seed, "error": reason}
 
 
 def columns_of(reading: Reading) -> dict[str, list[float]]:
-    """What is stored of a reading for every judge seed, as float32."""
+    """The stored readings of all judge seeds, as float32."""
     columns = ((name, getattr(reading, name)) for name in STORED)
     return {name: column.astype(np.float32).tolist() for name, column in columns if column is not None}

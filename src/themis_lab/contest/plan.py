@@ -15,7 +15,7 @@ FREE_IN_CONTEST = ("techniques", "random_seeds")
 """Options that decide which cells there are, but change no cell."""
 THEMIS = "themis"
 """The technique that searches with the default policy, and trains as `themis retrain` does."""
-FRESH = 0.0
+FRESH_SHARE = 0.0
 """The default share of inputs that are disturbed again during training: only the chosen inputs count."""
 
 
@@ -33,7 +33,7 @@ def choose_competitor(name: str) -> Technique:
 
 @dataclass(frozen=True)
 class ContestPlan:
-    """What is the same for every technique."""
+    """What all techniques have in common."""
 
     techniques: str = option(
         "themis,nc,kmnc,idc,lsa,random,corners", "techniques that choose inputs: themis, other policies, criteria"
@@ -67,7 +67,7 @@ class ContestPlan:
         return ContestPlan(**options)
 
     def chosen(self) -> tuple[Technique, ...]:
-        """The techniques, each of them once."""
+        """The techniques, without repetitions."""
         return tuple(dict.fromkeys(choose_competitor(name) for name in split_list(self.techniques)))
 
     def cells(self) -> list[ContestCell]:

@@ -1,4 +1,4 @@
-"""The result of a contest: how each technique did, as data, as a table and as a figure."""
+"""The result of a contest by technique, as data, as a table and as a figure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from themis.judge.estimate import Estimate
-from themis.report.table import NONE, Table
+from themis.report.table import NO_VALUE, Table
 from themis.retraining.changes import Shift, combine, normal_interval, paired, t_interval
 from themis.retraining.examine import Reading
 from themis.retraining.recipe import Recipe
@@ -33,13 +33,13 @@ HEADINGS = (
     "seeds",
     "unchanged",
 )
-OPTIONAL = ("unchanged", "seeds", "faults", "over judge seeds")
+OPTIONAL_HEADINGS = ("unchanged", "seeds", "faults", "over judge seeds")
 OWN_COLOUR = "#0072B2"
 
 
 @dataclass(frozen=True)
 class Lead:
-    """By how much themis is above a rival, paired by random seed and judge seed."""
+    """The lead of themis over a rival, paired by random seed and judge seed."""
 
     over_runs: Estimate | None
     """Over random seeds: Student's t interval of the difference of the scores; None if there is one, or all agree."""
@@ -52,7 +52,7 @@ class Lead:
 
 @dataclass(frozen=True)
 class Standing:
-    """How a technique did; means over random seeds."""
+    """The results of a technique, as means over random seeds."""
 
     technique: str
     n_runs: int
@@ -155,7 +155,7 @@ def ranked(standings: tuple[Standing, ...]) -> list[Standing]:
 
 
 def contest_table(contested: Contested) -> Table:
-    """How each technique did."""
+    """The table of the results by technique."""
     before, plan = contested.before, contested.plan
     rows = [_row(standing) for standing in ranked(contested.standings)]
     scores = f"disturbed {percent(before['disturbed'])}, clean {percent(before['clean'])}"
@@ -179,7 +179,7 @@ def contest_table(contested: Contested) -> Table:
     if note := _error_note(contested):
         notes.append(note)
     title = f"Retraining from what techniques choose, {contested.perturbation}"
-    return Table(title, HEADINGS, rows, notes, OPTIONAL, TABLE_FILE)
+    return Table(title, HEADINGS, rows, notes, OPTIONAL_HEADINGS, TABLE_FILE)
 
 
 def markdown(contested: Contested) -> str:
@@ -194,7 +194,7 @@ def show(contested: Contested, console: Console) -> None:
 
 def draw(contested: Contested, path: Path) -> None:
     """The gain of each technique, with both intervals."""
-    from themis.runs.display.figure import INK, QUIET, blank_figure, save_figure
+    from themis.runs.display.figure import BLACK, GREY, blank_figure, save_figure
 
     rows = [standing for standing in reversed(ranked(contested.standings)) if standing.shifts]
     if not rows:
@@ -204,14 +204,14 @@ def draw(contested: Contested, path: Path) -> None:
     axes = figure.add_subplot()
     figure.subplots_adjust(left=0.2, right=0.97, top=1 - 0.5 / height, bottom=0.24)
     for y, standing in enumerate(rows):
-        shift, colour = standing.shifts["disturbed"], OWN_COLOUR if standing.technique == THEMIS else INK
-        _draw_interval(axes, shift.over_seeds, y - 0.12, QUIET, 1.2)
+        shift, colour = standing.shifts["disturbed"], OWN_COLOUR if standing.technique == THEMIS else BLACK
+        _draw_interval(axes, shift.over_seeds, y - 0.12, GREY, 1.2)
         _draw_interval(axes, shift.combined, y + 0.12, colour, 2.0)
         axes.plot(100 * shift.difference, y, marker="o", color=colour, markersize=6)
-    axes.axvline(0, color=QUIET, linewidth=0.8)
-    axes.set_yticks(range(len(rows)), [standing.technique for standing in rows], color=INK)
-    axes.set_xlabel("gain in disturbed score, points; 95% over both (thick), judge seeds alone (thin)", color=INK)
-    axes.set_title(contested.perturbation, loc="left", color=INK, fontsize=11)
+    axes.axvline(0, color=GREY, linewidth=0.8)
+    axes.set_yticks(range(len(rows)), [standing.technique for standing in rows], color=BLACK)
+    axes.set_xlabel("gain in disturbed score, points; 95% over both (thick), judge seeds alone (thin)", color=BLACK)
+    axes.set_title(contested.perturbation, loc="left", color=BLACK, fontsize=11)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     save_figure(figure, path, dpi=130)
@@ -224,14 +224,14 @@ def _draw_interval(axes: Any, interval: Estimate | None, y: float, colour: str, 
 
 def _row(standing: Standing) -> tuple[str, ...]:
     if not standing.shifts:
-        return (standing.technique, "failed", *(NONE for _ in HEADINGS[2:]))
+        return (standing.technique, "failed", *(NO_VALUE for _ in HEADINGS[2:]))
     disturbed, lead, figures = standing.shifts["disturbed"], standing.lead, standing.figures
     return (
         standing.technique,
         _spread(disturbed),
         _points(disturbed.combined, disturbed.difference),
-        NONE if lead is None else _points(lead.combined, lead.value),
-        NONE if lead is None else _points(lead.over_seeds, lead.value),
+        NO_VALUE if lead is None else _points(lead.combined, lead.value),
+        NO_VALUE if lead is None else _points(lead.over_seeds, lead.value),
         _spread(standing.shifts["clean"]),
         f"{figures['faults_chosen']:,.0f}",
         f"{figures['seeds_chosen']:,.0f}",

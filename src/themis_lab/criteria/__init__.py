@@ -1,4 +1,4 @@
-"""Test criteria: how much of a model a set of tests has covered, as defined in the literature."""
+"""Test criteria of the literature, which measure how much of a model a set of tests has covered."""
 
 from themis.criteria import Laws, choose_criterion
 from themis_lab.criteria.boundary import NBC, SNAC

@@ -80,7 +80,7 @@ class SNAC(Boundary):
 
 
 def widen_range(learnt: dict[str, Tensor], values: Tensor) -> None:
-    """Take `values [inputs, neurons]` into the range of each neuron's training values, `low` and `high`."""
+    """Extend the range of each neuron's training values, `low` and `high`, by `values [inputs, neurons]`."""
     low, high = values.amin(0), values.amax(0)
     if learnt:
         low, high = torch.minimum(low, learnt["low"]), torch.maximum(high, learnt["high"])
@@ -88,7 +88,7 @@ def widen_range(learnt: dict[str, Tensor], values: Tensor) -> None:
 
 
 def _update_moments(learnt: dict[str, Tensor], values: Tensor) -> None:
-    """Take `values [inputs, neurons]` into each neuron's mean and squared deviations (Chan's merge, float64)."""
+    """Add `values [inputs, neurons]` to each neuron's mean and squared deviations (Chan's merge, float64)."""
     n = torch.tensor(len(values), device=values.device)
     variance, mean = (moment.double() for moment in torch.var_mean(values, 0, correction=0))
     squares = variance * n

@@ -28,7 +28,7 @@ EPSILON = torch.finfo(torch.float64).eps
 
 @dataclass(frozen=True)
 class _Candidates:
-    """Tests that some layers may keep; the layers have different numbers of them, so some rows are not real."""
+    """Tests that some layers may keep; their numbers differ between layers, so that some rows are padding."""
 
     span: LayerSpan
     values: Tensor
@@ -120,7 +120,7 @@ class CC(Criterion):
     def _candidates(
         self, span: LayerSpan, values: Tensor, is_open: Tensor, n_open: int, *, is_sure: bool
     ) -> _Candidates:
-        """The open `values` and which of them are near each other.
+        """The open `values`, and which of them are near one another.
 
         A layer has at most `n_open` open ones; some of them may be near a kept test unless `is_sure`.
         """
@@ -135,7 +135,7 @@ class CC(Criterion):
         return _Candidates(span, candidates, rows, is_real, *self._is_near(candidates, candidates, is_real))
 
     def _select(self, found: list[_Candidates]) -> list[Tensor]:
-        """Which candidates of each span are new: near no earlier one that is new itself; bool `[layers, tests]`."""
+        """Which candidates of each span are new, that is, near no earlier new one; bool `[layers, tests]`."""
         if not found:
             return []
         is_unsure = torch.stack([candidates.is_unsure.any() for candidates in found]).tolist()
@@ -156,7 +156,7 @@ class CC(Criterion):
         return [part[:, : flags.shape[1]] for part, flags in zip(torch.split(is_new, sizes), is_real, strict=True)]
 
     def _is_near(self, left: Tensor, right: Tensor, is_real: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of `left` and the real ones of `right`, `[layers, tests, neurons]`, are within the threshold.
+        """Which of `left` and of `right` without padding, `[layers, tests, neurons]`, are within the threshold.
 
         A matrix product decides except for pairs that its rounding leaves open; these are returned too.
         """
@@ -169,7 +169,7 @@ class CC(Criterion):
         return is_near, ~(excess.abs() > error) & is_real[:, None]  # also where something overflows
 
     def _measured(self, left: Tensor, right: Tensor, is_near: Tensor, is_unsure: Tensor) -> Tensor:
-        """`is_near`, in which pairs that a matrix product left open have been measured by differences."""
+        """`is_near`, after computing pairs from differences if the matrix product was not precise enough."""
         pairs = is_unsure.nonzero(as_tuple=True)
         size = max(1, NUMBERS_AT_ONCE // left.shape[2])
         for first in range(0, len(pairs[0]), size):
@@ -178,7 +178,7 @@ class CC(Criterion):
         return is_near
 
     def _store(self, span: LayerSpan, values: Tensor, is_new: Tensor) -> None:
-        """Store the new ones of `values`, for which memory is reserved; the others are written to its last row."""
+        """Store the new `values` in the reserved memory; others are written to its last row."""
         kept, squares, longest, counts = self._kept(span)
         place = torch.where(is_new, counts[:, None] + is_new.cumsum(1) - 1, kept.shape[1] - 1)
         lengths = norms(values)
@@ -188,7 +188,7 @@ class CC(Criterion):
         self.state |= as_state(span, kept, squares, longest, counts + is_new.sum(1))
 
     def _reserve(self, span: LayerSpan, n_needed: int) -> None:
-        """Reserve memory for `n_needed` tests per layer, plus one, plus half as much again so that it rarely grows."""
+        """Reserve memory for `n_needed` tests per layer, plus one, plus 50% so that it rarely grows."""
         kept, squares, *rest = self._kept(span)
         if n_needed < kept.shape[1]:
             return
@@ -221,7 +221,7 @@ def as_state(span: LayerSpan, *tensors: Tensor) -> dict[str, Tensor]:
 
 
 def first_apart(is_near: Tensor, is_open: Tensor) -> Tensor:
-    """Which of the open tests `[layers, tests]` are not near an earlier one that is itself selected.
+    """Which of the open tests `[layers, tests]` are not near an earlier selected test.
 
     The first test is correct from the start, and each step corrects those that depend only on correct ones: once two
     steps change nothing, the result is correct. This usually takes few steps.

@@ -18,8 +18,8 @@ from themis_lab.criteria.tway import Combinations
 
 PATH_KINDS = ("sap", "oap", "fsp")
 MAX_PATH_LENGTH = 5
-SETS = 40_000
-"""Sets of neurons that are combined between the same layers by default, about."""
+DEFAULT_SETS = 40_000
+"""Approximate number of sets of neurons between the same layers, by default."""
 
 Block = tuple[tuple[int, ...], tuple[int, ...]]
 """The layers that the neurons of a set belong to, and how many of their states count: 2, or 1 for on only."""
@@ -91,7 +91,7 @@ class Configurations(Combinations):
     def _widths(self) -> tuple[int, ...]:
         if self.layout is None:
             return ()
-        most = self.max_neurons or int(SETS ** (1 / self._size) + 1e-9)
+        most = self.max_neurons or int(DEFAULT_SETS ** (1 / self._size) + 1e-9)
         return tuple(min(width, most) for width in self.layout.widths)
 
 
@@ -143,7 +143,7 @@ class DeepPath(Configurations):
 
 
 class NeuronPairs(Configurations):
-    """On/off configurations of every two neurons of a layer, and of every two of adjacent layers, that occurred.
+    """On/off configurations that occurred in pairs of neurons, of one layer or of two adjacent layers.
 
     This is the criterion that Sekhon and Fleming propose, as the survey of Zhang et al. (Machine Learning Testing, TSE
     2020) summarises it: all pairs of neurons in the same layer, and all pairs in consecutive layers, show all possible
@@ -167,12 +167,12 @@ class NeuronPairs(Configurations):
 
 
 def _n_dense(widths: tuple[int, ...], block: Block) -> int:
-    """The configurations of a block, as if all its layers were different ones."""
+    """The configurations of a block as if all its layers were different."""
     return prod(widths[layer] * n_states for layer, n_states in zip(*block, strict=True))
 
 
 def _starts(widths: tuple[int, ...]) -> list[int]:
-    """The first combined neuron of each layer, and the number of all."""
+    """The first combined neuron of each layer, and the total number."""
     return [sum(widths[:layer]) for layer in range(len(widths) + 1)]
 
 

@@ -31,14 +31,14 @@ class Covering(Criterion):
 
     @abstractmethod
     def n_items(self) -> int:
-        """How many items can be hit."""
+        """The number of items that can be hit."""
 
     @abstractmethod
     def items(self, readings: Readings) -> Tensor:
         """The items that each test hits, int64 `[tests, any]`; -1 for none. A test may list an item twice."""
 
     def n_covered(self) -> int:
-        """How many items some test has hit."""
+        """The number of items that some test has hit."""
         return int(self.state["count"]) if self.state else 0
 
     def score(self) -> float:
@@ -135,7 +135,7 @@ class Crossing(Covering):
         return raised
 
     def _update_part(self, values: Tensor, low: Tensor | None, high: Tensor, covered: Tensor, raised: Tensor) -> None:
-        """Take the values of some neurons into `covered [sides, neurons]` and `raised [tests]`."""
+        """Update `covered [sides, neurons]` and `raised [tests]` with the values of some neurons."""
         # Few neurons can cross a new bound: those whose extremes lie beyond it, or are hidden by a NaN.
         largest = values.amax(0)
         is_open = ~((largest < high if self.includes_bound() else largest <= high) | covered[-1])
@@ -193,13 +193,13 @@ def has_bits(bits: Tensor, items: Tensor) -> Tensor:
 
 
 def set_bits(bits: Tensor, items: Tensor) -> None:
-    """Set the bits of distinct `items`, none of which is set yet: this is why adding has the effect of `or`."""
+    """Set the bits of distinct `items`, none of which is set, so that addition has the effect of `or`."""
     one = torch.ones((), dtype=torch.int32, device=bits.device)
     bits.index_add_(0, items // WORD, one << (items % WORD).to(torch.int32))
 
 
 def cover_items(bits: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
-    """Set the bits of `items [tests, any]`, -1 for none, in time proportional to all bits, but without waiting.
+    """Set the bits of `items [tests, any]`, -1 for none, in time proportional to all bits, without synchronising.
 
     Returns which tests set a bit that no earlier test had set, bool `[tests]`, and how many were set, int64 `[]`.
     """
@@ -216,7 +216,7 @@ def cover_items(bits: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def count_bits(bits: Tensor) -> Tensor:
-    """How many bits are set in words `[any]`, int64 `[]`."""
+    """The number of set bits in words `[any]`, int64 `[]`."""
     table = torch.tensor([byte.bit_count() for byte in range(256)], dtype=torch.uint8, device=bits.device)
     starts = range(0, len(bits), WORDS_AT_ONCE)
     counts = [table[bits[k : k + WORDS_AT_ONCE].view(torch.uint8).int()].sum(dtype=torch.int64) for k in starts]

@@ -70,7 +70,7 @@ class Criterion(criteria.Criterion):
         return View(self, target, layers, example, max_bytes)
 
     def prepare(self, target: AnyTarget, inputs: Tensor, labels: Tensor | None) -> None:
-        """Learn what activations do not show from the model itself and a sample of training inputs, before `fit`."""
+        """Before `fit`, learn what activations do not show, from the model itself and a sample of training inputs."""
 
     def fit(self, batches: Iterable[Activations | Batch | Readings]) -> Self:
         """Learn from the activations of training inputs, batch by batch; discards earlier fits and tests.
@@ -108,7 +108,7 @@ class Criterion(criteria.Criterion):
         clean: Activations | None = None,
         predicted: Tensor | None = None,
     ) -> Tensor:
-        """Take in tests, in order; returns which of them raised the score, bool `[tests]`.
+        """Add tests, in order; return which of them raised the score, bool `[tests]`.
 
         The result is the same as if each test were passed alone. A non-finite activation covers nothing.
         """
@@ -126,7 +126,7 @@ class Criterion(criteria.Criterion):
         return raised
 
     def merge(self, other: Self) -> Self:
-        """A criterion that has seen the tests of both; both must have learned the same."""
+        """Return a criterion with the tests of both; both must have learned the same."""
         if not self.laws.mergeable:
             raise UsageError(f"{self.name} cannot be merged: its score depends on the order of the tests")
         self._check_same(other)
@@ -159,7 +159,7 @@ class Criterion(criteria.Criterion):
         return {}
 
     def options(self) -> dict[str, Any]:
-        """The options it was created with, as plain data."""
+        """The options of the criterion, as plain data."""
         internal = ("laws", "layout", "learnt", "state", "tests", "requested_layers")
         return {name: value for name, value in vars(self).items() if name not in internal and name[0] != "_"} | {
             "layers": None if self.requested_layers is None else list(self.requested_layers)
@@ -177,7 +177,7 @@ class Criterion(criteria.Criterion):
     # Reading batches
 
     def read(self, batch: Activations | Batch) -> Readings:
-        """A batch as this criterion reads it."""
+        """The readings of a batch for this criterion."""
         batch = batch if isinstance(batch, Batch) else Batch(batch)
         layers = by_layer(batch.activations)
         predicted = batch.predicted
@@ -243,7 +243,7 @@ class Criterion(criteria.Criterion):
     # What each criterion implements
 
     def _learn(self, readings: Readings) -> None:
-        """Take a batch of training inputs into `learnt`."""
+        """Update `learnt` with a batch of training inputs."""
 
     def _finish_fit(self) -> None:
         """Called after the last batch of training inputs."""
@@ -254,7 +254,7 @@ class Criterion(criteria.Criterion):
 
     @abstractmethod
     def _update(self, readings: Readings) -> Tensor:
-        """Take at least one test into `state`; returns which of them raised the score."""
+        """Add at least one test to `state`; return which tests raised the score."""
 
     def _merge_state(self, other: dict[str, Tensor]) -> dict[str, Tensor]:
         """The merged state; neither of the two is empty."""

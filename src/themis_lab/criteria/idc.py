@@ -192,5 +192,5 @@ class IDC(Covering):
 
 
 def _thin(values: np.ndarray[Any, Any], n: int) -> np.ndarray[Any, Any]:
-    """At most `n` of sorted values, evenly spaced, including both ends."""
+    """At most `n` sorted values, evenly spaced, including both ends."""
     return values if len(values) <= n else values[np.linspace(0, len(values) - 1, n).round().astype(np.int64)]

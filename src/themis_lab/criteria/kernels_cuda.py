@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from themis.compute.gpu import tl, triton, works_on
-from themis.judge.coverage import UNSEEN_TESTS
+from themis.judge.coverage import MIN_UNMOVED_TESTS
 from themis_lab.criteria.readings import Layout
 
 CROSS_NEURONS, CROSS_TESTS = 128, 8
@@ -94,7 +94,7 @@ if triton is not None:
 
 
 def device_of(tensor: Tensor) -> AbstractContextManager[None]:
-    """Within it, kernels are launched on the GPU of `tensor`, if it is on one."""
+    """A context in which kernels are launched on the GPU of `tensor`, if it has one."""
     return torch.cuda.device_of(tensor)  # type: ignore[no-untyped-call, no-any-return, unused-ignore]
 
 
@@ -460,7 +460,7 @@ def converge(
     with device_of(values):
         _converge_kernel[(n_programs,)](
             values, clean, torch.arange(n_tests, device=values.device) if rows is None else rows.contiguous(), counts,
-            counts.double().reciprocal(), limits, *numbers, *flags, totals, n_tests, n, UNSEEN_TESTS,
+            counts.double().reciprocal(), limits, *numbers, *flags, totals, n_tests, n, MIN_UNMOVED_TESTS,
             size=size, num_warps=1, num_stages=1, enable_fp_fusion=False,
         )  # fmt: skip
     return totals.view(torch.uint8).view(n_programs, n_tests, 4).sum(0).T[:3]

@@ -1,4 +1,4 @@
-"""The order in which to run tests according to a criterion, and how good an order is."""
+"""The order in which a criterion runs tests, and the quality of an order."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def apfd(order: Tensor | Sequence[int], faults: Tensor | Sequence[Any]) -> float
 
 
 def _hits(items: Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Which tests hit which items, each pair once, sorted by test and item; items are renumbered from 0."""
+    """Distinct pairs of a test and an item that it hits, sorted by both; items are renumbered from 0."""
     test = torch.arange(len(items), device=items.device)[:, None].expand_as(items)[items >= 0]
     distinct, item = torch.unique(items[items >= 0], return_inverse=True)
     n_items = max(len(distinct), 1)
@@ -100,7 +100,7 @@ def _hits(items: Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def _greedy(test: NDArray[np.int64], item: NDArray[np.int64], n: int, rest: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Always the test that adds most, then those of `rest` that add nothing. Each hit is visited once or twice."""
+    """Repeatedly the test that adds most, then those of `rest` that add nothing. Each hit is visited at most twice."""
     n_items = int(item.max()) + 1 if len(item) else 0
     start = np.searchsorted(test, np.arange(n + 1))
     by_item = np.argsort(item, kind="stable")

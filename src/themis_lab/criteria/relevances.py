@@ -34,7 +34,7 @@ class UncoveredError(Exception):
 
 
 class Lrp:
-    """LRP of one layer of a target, on a copy of its model: captum leaves rules and activations in the modules.
+    """LRP of one layer of a target, on a copy of its model, because captum leaves rules and activations in the modules.
 
     It uses the epsilon rule everywhere; activation functions pass relevance on. captum sees only modules without
     children: what is computed outside of them after the layer must be harmless, so a residual sum, for instance, is
@@ -79,7 +79,7 @@ class Lrp:
 
 
 class _Tapped(nn.Module):
-    """A target's model that returns the scores and catches the relevance that the backward pass brings to a layer."""
+    """Wraps a target's model to return the scores and record the relevance that the backward pass brings to a layer."""
 
     def __init__(self, target: Target, layer: str) -> None:
         super().__init__()
@@ -155,8 +155,8 @@ def _set_rules(tapped: _Tapped) -> None:
             submodule.rule = PassRule() if type(submodule).__name__.lower() in ELEMENTWISE else EpsilonRule()
 
 
-CONSERVED = 0.05
-"""LRP is accepted without comparison if it loses a smaller share of the winning score at the median input."""
+MAX_LOST_SHARE = 0.05
+"""LRP is accepted without a comparison if it loses less of the winning score than this share, at the median input."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ def relevance(  # noqa: C901 (one branch per case)
                     raise
                 raise UsageError(f"LRP must support the model, but {error}: pass method='gradient'") from error
             return run(_by_gradient(target, chosen), "gradient", str(error))
-        if method == "lrp" or by_lrp.conservation_error < CONSERVED:
+        if method == "lrp" or by_lrp.conservation_error < MAX_LOST_SHARE:
             return by_lrp
         by_gradient = run(_by_gradient(target, chosen), "gradient", f"LRP loses {by_lrp.conservation_error:.2%}")
         is_worse = by_lrp.conservation_error > 1.01 * by_gradient.conservation_error  # more than rounding

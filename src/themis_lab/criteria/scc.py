@@ -12,7 +12,7 @@ from torch import Tensor
 from themis.compute import native
 from themis.criteria import Laws
 from themis.errors import UsageError
-from themis.judge.coverage import PAPER_DRAWS, UNSEEN_TESTS, Rule
+from themis.judge.coverage import MIN_UNMOVED_TESTS, PAPER_DRAWS, Rule
 from themis.measure.moments import Moments
 from themis_lab.criteria.criterion import Criterion
 from themis_lab.criteria.options import CriterionOptions
@@ -21,7 +21,7 @@ from themis_lab.criteria.readings import Layout, Readings
 SENSITIVITIES_AT_ONCE = 2**20
 """Tests times neurons whose running sums are held at a time."""
 
-TOP = 100
+TOP_NEURONS = 100
 CHAIN_STEPS = 1000
 ACCEPTANCE_RATE = 0.5
 CHAIN_BATCH = 32
@@ -198,7 +198,7 @@ def converge(
             parts = [state[name] for name in ("shift", "clean", "sums", "squares", "moved", "varied")]
             found = torch.empty(-(-n // native.LANES), 3, n_tests, dtype=torch.int32)
             before = int(counts[0]) - 1
-            library.themis_converge(values, clean, n_tests, n, before, UNSEEN_TESTS, limits, *parts, found)
+            library.themis_converge(values, clean, n_tests, n, before, MIN_UNMOVED_TESTS, limits, *parts, found)
             return found.sum(0)
     return converge_in_torch(values, clean, rows, counts, limits, state)
 
@@ -249,7 +249,7 @@ def _from_first(is_true: Tensor, was_true: Tensor) -> Tensor:
 def _is_converged(sums: Tensor, squares: Tensor, has_moved: Tensor, counts: Tensor, limits: Tensor) -> Tensor:
     """Bool `[neurons, counts]`, from the sums of deviations and of their squares at each count of tests."""
     m2 = (squares - (sums / counts).square() * counts).clamp(min=0)
-    return (m2 < limits) & (has_moved | (counts >= UNSEEN_TESTS))
+    return (m2 < limits) & (has_moved | (counts >= MIN_UNMOVED_TESTS))
 
 
 def _moments(state: dict[str, Tensor]) -> Moments:
@@ -260,10 +260,10 @@ def _moments(state: dict[str, Tensor]) -> Moments:
 
 
 def _most_moved(sensitivities: Tensor, layout: Layout) -> Tensor:
-    """The `TOP` neurons of each layer with the largest sums, the last of equal ones, as flat indices."""
+    """The `TOP_NEURONS` neurons of each layer with the largest sums, the last of equal ones, as flat indices."""
     totals = sensitivities.sum(0)
     slices = layout.slices().values()
-    return torch.cat([columns.start + totals[columns].argsort(stable=True)[-TOP:] for columns in slices])
+    return torch.cat([columns.start + totals[columns].argsort(stable=True)[-TOP_NEURONS:] for columns in slices])
 
 
 def _acceptance(sensitivities: Tensor, seed: int) -> Tensor:

@@ -25,7 +25,7 @@ NUMBERS_AT_ONCE = 2**22
 """Numbers held in memory at a time."""
 MAX_COVARIANCE_NUMBERS = 2**30
 """Numbers that the covariances of all classes may take (8 GiB); ten classes of 4,096 neurons take 1.3 GiB."""
-DEPENDENT = 1e-10
+MIN_OWN_SHARE = 1e-10
 """A covariance counts as singular if the other neurons leave less than this share of a neuron's variance."""
 LSA_BANDWIDTH = 0.2
 """The fixed bandwidth of LSA's variant `neural-coverage`."""
@@ -474,7 +474,7 @@ def cholesky(covariance: Tensor) -> Tensor | None:
     """The lower Cholesky factor, or None if the matrix is singular within rounding."""
     factor, info = torch.linalg.cholesky_ex(covariance)
     independent = factor.diagonal().square() / covariance.diagonal()
-    return factor if bool((info == 0) & (independent > DEPENDENT).all()) else None
+    return factor if bool((info == 0) & (independent > MIN_OWN_SHARE).all()) else None
 
 
 def evenly_spaced(values: Tensor, max_rows: int) -> Tensor:

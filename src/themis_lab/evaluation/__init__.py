@@ -1,1 +1,1 @@
-"""The paper's evaluation: many models, perturbations and techniques in one resumable experiment, and one page."""
+"""The paper's evaluation of models, perturbations and techniques, as one resumable experiment with one page."""

@@ -29,8 +29,8 @@ from themis_lab.zoo import ZOO, find_weights
 from themis_lab.zoo.nets import INSTALL
 
 EVALUATION_FILE, PAGE_FILE = "evaluation.json", "evaluation.md"
-LOOKAHEAD = 120
-"""Cells among which workers choose: about the campaigns of one model under one perturbation."""
+LOOKAHEAD_CELLS = 120
+"""Number of cells from which workers choose, about the campaigns of one model under one perturbation."""
 
 
 def evaluate(
@@ -86,7 +86,7 @@ def evaluate(
 def _runner(
     plan: EvaluationPlan, folder: ExperimentFolder, workers: int | RayExecutor, listener: Listener, runs_cells: bool
 ) -> Callable[[list[EvaluationCell], str], dict[EvaluationCell, Record]]:
-    """A function that returns the records of cells; those that are not finished are run first, or left out."""
+    """Return a function from cells to their records; unfinished cells are run first, or left out."""
     results = JsonResults(folder)
     worker = CellWorker(plan, folder.path)
     kept = None if isinstance(workers, RayExecutor) else folder.path  # another host has no such folder
@@ -100,7 +100,7 @@ def _runner(
             prepare,
             results=results,
             kind=CellKind(noun, describe_cell, failed_evaluation),
-            executor=choose_cell_executor(workers, lookahead=LOOKAHEAD),
+            executor=choose_cell_executor(workers, lookahead=LOOKAHEAD_CELLS),
             listener=listener,
         )
 
@@ -159,7 +159,7 @@ def list_cells(plan: EvaluationPlan, rates: dict[EvaluationCell, Record]) -> lis
 
 
 def chosen_magnitudes(options: PairOptions, rates: Record) -> list[float]:
-    """Where techniques run until they are done: in the grid that was chosen on separate seeds, or else in the last."""
+    """The grid in which techniques run until they are done: the one chosen on separate seeds, or else the last."""
     grids = {grid["name"]: grid["magnitudes"] for grid in rates["grids"]}
     magnitudes = sorted(grids.get(GRID) or list(grids.values())[-1])
     if options.done_magnitudes == "all":
@@ -174,7 +174,7 @@ def with_strongest(magnitudes: list[float], rates: Record) -> list[float]:
 
 
 def why_missing(model: ModelSource) -> str | None:
-    """What a model of the zoo lacks, and what helps; None if it can be run."""
+    """What is missing for a model of the zoo, and the remedy; None if it can be run."""
     name = model.origin.zoo
     if name is None:
         return None

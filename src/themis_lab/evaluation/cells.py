@@ -62,7 +62,7 @@ class CellWorker:
     """Runs cells of all kinds; the last model is kept, with its fitted criteria."""
 
     def __init__(self, plan: EvaluationPlan, folder: Path | None = None) -> None:
-        """folder: that of the evaluation, in which a cell of several trainings keeps each of them; None keeps none."""
+        """folder: the folder of the evaluation, where a cell keeps each of several trainings; None keeps none."""
         self.plan, self.folder = plan, folder
         self._loaded: dict[tuple[Any, ...], ModelAtWork] = {}
 
@@ -121,7 +121,7 @@ class CellWorker:
         return {**measured, "grid_refused": note, "device": str(runner.target.device)}
 
     def _run_campaign(self, cell: EvaluationCell, options: PairOptions, loaded: ModelAtWork) -> Record:
-        """One campaign, read off at both budgets."""
+        """One campaign, with its state at both budgets."""
         cost = least_cost(choose_technique(cell.technique), loaded.runner.perturbation)
         by_passes = max(1, -(-(options.passes - len(loaded.runner.seeds)) // cost))
         limits = {"max_tests": max(options.tests or 1, by_passes), "max_passes": None, **BUDGET_ALONE}
@@ -162,7 +162,7 @@ class CellWorker:
         )
 
     def _retrain(self, cell: EvaluationCell, options: PairOptions, loaded: ModelAtWork) -> Record:
-        """What training on the inputs that each technique chooses regains; the clean score is kept by the recipe.
+        """What retraining on the inputs chosen by each technique regains; the recipe keeps the clean score.
 
         Finished trainings are kept, so that an interrupted cell resumes with the next one. Without faults there is
         nothing to train on; the reason is recorded then, since the same search would find none again.
@@ -197,7 +197,7 @@ class CellWorker:
         return {"inputs": contested.inputs, "before": contested.before, "standings": standings}
 
     def _find_truth(self, cell: EvaluationCell, options: PairOptions, loaded: ModelAtWork) -> Record:
-        """Where a mutant fails, what a technique finds of that, or which mutants its tests kill."""
+        """Where a mutant fails, what a technique finds there, or which mutants its tests kill."""
         key = (options.mutants, options.judge_seeds)
         if key not in loaded.truths:
             judges = split_seeds(loaded.seeds, options.seeds, options.judge_seeds, options.grid_seeds).judge
@@ -267,7 +267,7 @@ def _describe_cost(result: Run) -> Record:
 
 
 def name_machine(device: str) -> str | None:
-    """A short hash of what times depend on: the machine, which others may share a host name with, and its device.
+    """A short hash of the machine, whose host name may not be unique, and its device, on which times depend.
 
     A process at low priority has none, since its times depend on the other processes above all.
     """
@@ -279,7 +279,7 @@ def name_machine(device: str) -> str | None:
 
 
 def failed_evaluation(cell: EvaluationCell, reason: str) -> Record:
-    """What is stored of a cell that failed."""
+    """The stored record of a failed cell."""
     return {**_identity(cell), "error": reason}
 
 
@@ -289,7 +289,7 @@ def make_worker(plan: EvaluationPlan, folder: Path | None) -> Callable[[Evaluati
 
 
 def count_tests(result: Run, passes: int) -> int:
-    """How many tests a campaign had run when it had spent `passes`; the tests of a round are taken to cost the same."""
+    """The number of tests that a campaign had run after `passes`, if all tests of a round cost the same."""
     tests, spent = _spending(result)
     return int(np.interp(passes, spent, tests) + 1e-9)
 

@@ -1,4 +1,4 @@
-"""The paper's claims beside what was measured, and whether they hold."""
+"""The paper's claims, what was measured, and whether the claims hold."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from themis.report.table import Table
 from themis.settings import Settings
 from themis.text import counted, percent
 from themis_lab.evaluation.cells import CHOOSERS
-from themis_lab.evaluation.plan import BASE
+from themis_lab.evaluation.plan import UNVARIED
 from themis_lab.evaluation.plans import PAPER_FAULTS, PAPER_TIME
-from themis_lab.evaluation.summary import OURS, STRONG, Evaluation, Record, with_times
+from themis_lab.evaluation.summary import OURS, STRONG_R, Evaluation, Record, with_times
 from themis_lab.evaluation.tables import (
     AT_EQUAL_PASSES,
-    LEAST_CELLS,
+    MIN_CELLS,
     WHEN_DONE,
     compare_seconds,
     describe_ratios,
@@ -28,19 +28,19 @@ from themis_lab.techniques import BASELINES, PRESET
 
 GRIDS = {"paper": "the paper's magnitudes", "grid": "magnitudes chosen in advance"}
 UPHELD, PARTLY_UPHELD, REFUTED, UNDECIDED = "holds", "holds in part", "does not hold", "undecided"
-MOSTLY, RARELY = 0.9, 0.5
-"""Shares of the cases in which something must hold to hold in general, and in which it may hold to be rare."""
-SAMPLED = 0.005
-"""How far the coverage of a sample may be from that of all neurons."""
-SEEN = 0.95
+COMMON_SHARE, RARE_SHARE = 0.9, 0.5
+"""Least share of cases for what holds in general, and largest share for what is rare."""
+SAMPLING_ERROR = 0.005
+"""Largest difference between the coverage of a sample and that of all neurons."""
+SEEN_SHARE = 0.95
 """The share of the faults that must have been seen at coverage 100%."""
-GRADIENTS = f"A test of {PRESET} takes two passes more than one of a baseline, since it follows a gradient."
-"""What an equal number of passes means for it."""
+COST_NOTE = f"A test of {PRESET} takes two passes more than one of a baseline, since it follows a gradient."
+"""The note on what equal numbers of passes mean for the paper's preset."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper, and what became of it."""
+    """A claim of the paper and its verdict."""
 
     text: str
     paper: str
@@ -81,9 +81,9 @@ def claims_table(evaluation: Evaluation) -> Table | None:
         (claim.text, claim.paper, claim.headline, claim.verdict, claim.rule) for claim in claims
     ]
     notes = [
-        f"Strong: r of at least {STRONG}. There is one correlation per cell and definition of the error rate, in the "
+        f"Strong: r of at least {STRONG_R}. There is one correlation per cell and definition of the error rate, in the "
         f"cells that have {PRESET} and all four baselines. Ratios are medians over cells, with 95% intervals by the "
-        f"sign test, which needs at least {LEAST_CELLS} cells and takes them to be independent. At equal budgets, they "
+        f"sign test, which needs at least {MIN_CELLS} cells and takes them to be independent. At equal budgets, they "
         "are on magnitudes chosen in advance, or else on the paper's, unless these are degenerate. Verdicts are about "
         f"{PRESET}, the paper's own method; that on retraining is about {CHOOSERS['themis']}."
     ]
@@ -92,7 +92,7 @@ def claims_table(evaluation: Evaluation) -> Table | None:
 
 
 def list_verdicts(evaluation: Evaluation) -> str:
-    """Which claims hold, which do in part, and which do not, as a list in Markdown; empty if none was measured."""
+    """A list in Markdown of the claims that hold, hold in part or do not hold; empty if none was measured."""
     words = {
         UPHELD: (UPHELD, "hold"),
         PARTLY_UPHELD: (PARTLY_UPHELD, "hold in part"),
@@ -134,7 +134,7 @@ def _capability(pairs: list[Record]) -> Iterator[Claim]:
         if not scored or not (whole or is_flat):
             continue
         found = {label: own for label, names in groups.items() if (own := _correlations(whole, names))}
-        strong = {label: sum(r >= STRONG for r in own) for label, own in found.items()}
+        strong = {label: sum(r >= STRONG_R for r in own) for label, own in found.items()}
         texts = [f"{strong[label]} of {len(own)} for {label}" for label, own in found.items()]
         themis, baselines = (
             strong[label] / len(found[label]) if label in found else 0.0 for label in (PRESET, "the four baselines")
@@ -149,19 +149,19 @@ def _capability(pairs: list[Record]) -> Iterator[Claim]:
             )
         elif baselines >= themis:
             verdict = REFUTED
-            if baselines >= MOSTLY:
+            if baselines >= COMMON_SHARE:
                 why = "Faults rise with the error rate under every technique, so that r does not tell them apart."
         else:
-            verdict = UPHELD if themis >= MOSTLY and baselines <= RARELY else PARTLY_UPHELD
+            verdict = UPHELD if themis >= COMMON_SHARE and baselines <= RARE_SHARE else PARTLY_UPHELD
         yield Claim(
             f"Themis correlates strongly, baselines rarely ({title})",
             "r of 0.70 to 0.95 for Themis, and of -0.89 to 0.79 for baselines",
             headline,
             f"the share of strong correlations is {', '.join(texts)}" if texts else "nothing that can be scored",
             verdict,
-            f"at least {percent(MOSTLY, 0)} of the correlations of {PRESET} are strong, and at most "
-            f"{percent(RARELY, 0)} of those of the baselines; in part, more of its own than of theirs; undecided, if "
-            "most cells are degenerate",
+            f"at least {percent(COMMON_SHARE, 0)} of the correlations of {PRESET} are strong, and at most "
+            f"{percent(RARE_SHARE, 0)} of those of the baselines; in part, more of its own than of theirs; undecided, "
+            "if most cells are degenerate",
             why,
         )
 
@@ -181,7 +181,7 @@ def _correlations(grids: list[Record], techniques: Iterable[str]) -> list[float]
 def _faults(content: Record) -> Iterator[Claim]:
     for when, ratios in fault_ratios(content).items():
         if claim := _compare_faults(when, ratios, PAPER_FAULTS if when == WHEN_DONE else None):
-            reason = _unfinished(content["done"]) if when == WHEN_DONE else GRADIENTS if when == AT_EQUAL_PASSES else ""
+            reason = _unfinished(content["done"]) if when == WHEN_DONE else COST_NOTE if when == AT_EQUAL_PASSES else ""
             yield replace(claim, why=f"{claim.why} {reason}".strip())
 
 
@@ -212,7 +212,7 @@ def _compare_faults(when: str, ratios: list[Record], paper: float | None) -> Cla
 
 
 def _judge_ratios(ratios: list[float], paper: float | None) -> str:
-    """Whether more faults were found, and about as many more as the paper says, if it does."""
+    """Whether more faults were found, and by about the factor that the paper states, if it states one."""
     interval = median_interval(ratios)
     if interval is None:
         return UNDECIDED
@@ -280,7 +280,7 @@ def _gains(retraining: list[Record]) -> Iterator[Claim]:
 
 
 def _count_trainings(retraining: list[Record]) -> str:
-    """The trainings that techniques have had, such as 5, or 3 to 5 if cells differ."""
+    """The number of trainings per technique, such as 5, or 3 to 5 if cells differ."""
     counts = {int(standing["n_runs"]) for record in retraining for standing in record["standings"]}
     return " to ".join(map(str, sorted({min(counts), max(counts)})))
 
@@ -318,7 +318,7 @@ def _time(done: list[Record]) -> Iterator[Claim]:
 def _sampler(variants: list[Record]) -> Iterator[Claim]:
     k = Settings().sample
     larger = [record for record in variants if record["neurons"] > k]
-    preset, exact = ([record for record in larger if record["technique"] == name] for name in (BASE, "judge-exact"))
+    preset, exact = ([record for record in larger if record["technique"] == name] for name in (UNVARIED, "judge-exact"))
     if not preset:
         return
     gap, n_models = _widest_gap(preset), len({record["model"] for record in preset})
@@ -328,7 +328,7 @@ def _sampler(variants: list[Record]) -> Iterator[Claim]:
             "The preset judges its sample by Markov chains, and the closed form all neurons. Where the closed form "
             f"judges both, they differ by at most {100 * _widest_gap(exact):.2f} points."
         )
-    if costs := compare_seconds(variants, "exact-sample-all", BASE):
+    if costs := compare_seconds(variants, "exact-sample-all", UNVARIED):
         why.append(
             f"The closed form judges all neurons in {percent(median(costs.values()), 0)} of the time that Markov "
             f"chains take for the sample (median of {counted(len(costs), 'cell')})."
@@ -344,8 +344,8 @@ def _sampler(variants: list[Record]) -> Iterator[Claim]:
         f"within {100 * gap:.2f} points",
         f"the two differ by at most {100 * gap:.2f} points, in the first and last rounds of "
         f"{counted(len(preset), 'campaign')} on {counted(n_models, 'model')} with more neurons",
-        UPHELD if gap <= SAMPLED else REFUTED,
-        f"they differ by at most {100 * SAMPLED} points",
+        UPHELD if gap <= SAMPLING_ERROR else REFUTED,
+        f"they differ by at most {100 * SAMPLING_ERROR} points",
         " ".join(why),
     )
 
@@ -359,24 +359,24 @@ def _widest_gap(variants: list[Record]) -> float:
 def _completeness(theory: list[Record]) -> Iterator[Claim]:
     shares = list_shares(theory, "preset")
     if shares:
-        low = sum(share < SEEN for share in shares)
+        low = sum(share < SEEN_SHARE for share in shares)
         known = [record["reference"]["distinct_faults"] for record in theory if record.get("preset")]
         why = (
             f"In {low} of the {counted(len(shares), 'cell')} in which the reference run found faults "
             f"({min(filter(None, known)):,} to {max(known):,} of them) and {PRESET} reached 100%, it had missed more "
-            f"than {percent(1 - SEEN, 0)}"
+            f"than {percent(1 - SEEN_SHARE, 0)}"
         )
         if low:
             why += f": a mean sensitivity is known long before rare faults show. {_advise(theory)}"
         yield Claim(
             "At coverage 100%, fault-inducing behaviour has been seen",
             "with a probability of 95%",
-            f"at least {percent(SEEN, 0)} of the faults in {len(shares) - low} of {counted(len(shares), 'cell')}",
+            f"at least {percent(SEEN_SHARE, 0)} of the faults in {len(shares) - low} of {counted(len(shares), 'cell')}",
             f"{PRESET} reached 100% in {count_reached(theory, 'preset')} of {counted(len(theory), 'cell')}, and had by "
             f"then found {percent(median(shares), 0)} of a reference run's distinct faults (median, from "
             f"{percent(min(shares), 0)} to {percent(max(shares), 0)})",
             UPHELD if low == 0 else REFUTED if low > len(shares) / 2 else PARTLY_UPHELD,
-            f"{PRESET} has found {percent(SEEN, 0)} of the faults in every cell; in part, in at least half",
+            f"{PRESET} has found {percent(SEEN_SHARE, 0)} of the faults in every cell; in part, in at least half",
             why if low else f"{why}.",
         )
 
@@ -389,10 +389,10 @@ def _advise(theory: list[Record]) -> str:
     if shares := list_shares(theory, "rule"):
         n_stopped = count_reached(theory, "rule")
         advice += f" That rule stopped in {n_stopped} of {counted(len(theory), 'cell')}, having found {_least(shares)}."
-        missed = [record for record in theory if any(share < SEEN for share in list_shares([record], "preset"))]
+        missed = [record for record in theory if any(share < SEEN_SHARE for share in list_shares([record], "preset"))]
         advice += (
             f" It stopped in {count_reached(missed, 'rule') or 'none'} of the {counted(len(missed), 'cell')} in which "
-            f"{PRESET} had missed more than {percent(1 - SEEN, 0)}."
+            f"{PRESET} had missed more than {percent(1 - SEEN_SHARE, 0)}."
         )
     if shares := list_shares(theory, "enough"):
         n_tests = median(record["enough"]["tests"] for record in theory if record.get("enough"))
@@ -414,7 +414,7 @@ def _stability(theory: list[Record]) -> Iterator[Claim]:
         farthest = max(theory, key=lambda record: record["stability"]["model_deviation"] or 0.0)
         n_close = sum(deviation < CLOSE_DEVIATION for deviation in whole)
         close = median(stability["within_10_percent"] for stability in found)
-        holds = n_close == len(whole) and close >= MOSTLY
+        holds = n_close == len(whole) and close >= COMMON_SHARE
         yield Claim(
             "Inferred means deviate by less than 10% between sets of seeds",
             "less than 10%",
@@ -424,7 +424,7 @@ def _stability(theory: list[Record]) -> Iterator[Claim]:
             f"{farthest['perturbation']}), and the means of {percent(close, 0)} of the single neurons do (median over "
             "cells)",
             UPHELD if holds else PARTLY_UPHELD if n_close > len(whole) / 2 else REFUTED,
-            f"the mean of every model and {percent(MOSTLY, 0)} of its neurons' means do (median over cells); in "
+            f"the mean of every model and {percent(COMMON_SHARE, 0)} of its neurons' means do (median over cells); in "
             "part, the mean of most models",
         )
 
@@ -440,7 +440,7 @@ def _normality(theory: list[Record]) -> Iterator[Claim]:
             f"they are close to normal for {percent(median(signed), 0)} of the neurons (from {percent(min(signed), 0)} "
             f"to {percent(max(signed), 0)}), and sensitivities for {percent(median(absolute), 0)} (medians over "
             f"{counted(len(found), 'cell')})",
-            UPHELD if median(signed) > RARELY else REFUTED,
+            UPHELD if median(signed) > RARE_SHARE else REFUTED,
             "they are for most neurons, in the median over cells",
             "The precision of a mean, which coverage is about, does not need it.",
         )
@@ -449,13 +449,17 @@ def _normality(theory: list[Record]) -> Iterator[Claim]:
 def _sensitivity(pairs: list[Record]) -> Iterator[Claim]:
     found = [pair["sensitivity"]["r"] for pair in pairs if pair["sensitivity"] and pair["sensitivity"]["r"] is not None]
     if found:
-        n_strong = sum(r >= STRONG for r in found)
+        n_strong = sum(r >= STRONG_R for r in found)
         yield Claim(
             "Greater sensitivity comes with a higher error rate",
             "yes",
-            f"r of at least {STRONG} in {n_strong} of {counted(len(found), 'cell')}",
-            f"r of at least {STRONG} in {n_strong} of {counted(len(found), 'cell')}, median {median(found):.2f}, "
+            f"r of at least {STRONG_R} in {n_strong} of {counted(len(found), 'cell')}",
+            f"r of at least {STRONG_R} in {n_strong} of {counted(len(found), 'cell')}, median {median(found):.2f}, "
             f"lowest {min(found):.2f}",
-            UPHELD if n_strong >= MOSTLY * len(found) else PARTLY_UPHELD if n_strong > len(found) / 2 else REFUTED,
-            f"r is strong in {percent(MOSTLY, 0)} of the cells; in part, in most",
+            UPHELD
+            if n_strong >= COMMON_SHARE * len(found)
+            else PARTLY_UPHELD
+            if n_strong > len(found) / 2
+            else REFUTED,
+            f"r is strong in {percent(COMMON_SHARE, 0)} of the cells; in part, in most",
         )

@@ -6,27 +6,27 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from themis.runs.display.figure import INK, QUIET, save_figure
+from themis.runs.display.figure import BLACK, GREY, save_figure
 from themis_lab.comparison.figures import DPI, add_axes, remove_figure, titled_figure
 from themis_lab.comparison.summary import GRID_TITLES
 from themis_lab.evaluation.plans import PAPER_FAULTS
-from themis_lab.evaluation.summary import OURS, STRONG, Evaluation, name_cell
+from themis_lab.evaluation.summary import OURS, STRONG_R, Evaluation, name_cell
 from themis_lab.evaluation.tables import BUDGET_TITLES, DEFINITIONS, fault_ratios, list_ratios, median_interval
 from themis_lab.evaluation.theory import WAYS_TO_STOP
 
 DEFINITION_COLOURS = {"r": "#0072B2", "r_box": "#D55E00"}
 MARKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "D"), ("#CC79A7", "^"))
 """Colours and markers of the ways to stop."""
-BAND = "#f3f3f3"
-LEFT = 0.15
-"""Where rows of techniques begin, as a share of the width."""
+BAND_COLOUR = "#f3f3f3"
+LEFT_MARGIN = 0.15
+"""Left edge of rows of techniques, as a share of the width."""
 LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8.5}
 LOWEST_RATIO = 0.1
-"""Where lower ratios of faults are drawn."""
+"""Lower ratios of faults are drawn here."""
 
 
 def draw_evaluation(evaluation: Evaluation, folder: Path) -> list[Path]:
-    """Draw all figures that have data; their paths."""
+    """Draw all figures that have data; return their paths."""
     paths = []
     for name, draw in (
         ("correlations", draw_correlation_strip),
@@ -59,20 +59,22 @@ def draw_correlation_strip(evaluation: Evaluation, path: Path) -> bool:
     figure = titled_figure(
         8.4, height, f"Correlation of faults and error rate, {BUDGET_TITLES['passes']}, all scored cells"
     )
-    width = (0.97 - LEFT) / len(grids)
+    width = (0.97 - LEFT_MARGIN) / len(grids)
     for column, grid_name in enumerate(grids):
-        axes = add_axes(figure, _place(height, LEFT + column * width, width - 0.03, 0.95), "x")
-        axes.set_title(GRID_TITLES[grid_name], fontsize=9.5, color=INK)
+        axes = add_axes(figure, _place(height, LEFT_MARGIN + column * width, width - 0.03, 0.95), "x")
+        axes.set_title(GRID_TITLES[grid_name], fontsize=9.5, color=BLACK)
         _shade(axes, len(names))
         for key, offset in (("r", 0.15), ("r_box", -0.15)):
             points = [(r, y + offset) for y, name in enumerate(names) for r in values[grid_name].get((name, key), [])]
             style: dict[str, Any] = {"s": 18, "alpha": 0.55, "color": DEFINITION_COLOURS[key], "linewidths": 0}
             label = f"error rate {DEFINITIONS[key][1]}"
             axes.scatter([r for r, _ in points], [y for _, y in points], label=label, **style)
-        axes.axvline(STRONG, color=QUIET, linewidth=0.8, linestyle="--")
+        axes.axvline(STRONG_R, color=GREY, linewidth=0.8, linestyle="--")
         axes.set_yticks(range(len(names)), names if column == 0 else [])
         axes.set_xlim(-1.05, 1.05)
-    figure.text(LEFT, 0.16 / height, "Pearson's r; dashed: what the paper calls strong", color=INK, fontsize=10)
+    figure.text(
+        LEFT_MARGIN, 0.16 / height, "Pearson's r; dashed: what the paper calls strong", color=BLACK, fontsize=10
+    )
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(0.0, 1 - 0.3 / height), ncol=2, **LEGEND)
     save_figure(figure, path, dpi=DPI)
@@ -96,15 +98,15 @@ def draw_ratios(evaluation: Evaluation, path: Path) -> bool:
     for y, (_, values) in enumerate(rows):
         axes.scatter(values, [y] * len(values), s=24, alpha=0.5, color=DEFINITION_COLOURS["r"], linewidths=0, zorder=3)
         if (interval := median_interval(values)) is not None:
-            axes.plot(interval, [y, y], color=INK, linewidth=1.4, zorder=4)
-        axes.plot([median(values)] * 2, [y - 0.28, y + 0.28], color=INK, linewidth=1.8, zorder=4)
+            axes.plot(interval, [y, y], color=BLACK, linewidth=1.4, zorder=4)
+        axes.plot([median(values)] * 2, [y - 0.28, y + 0.28], color=BLACK, linewidth=1.8, zorder=4)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.axvline(1, color=QUIET, linewidth=0.8)
-    axes.axvline(PAPER_FAULTS, color=QUIET, linewidth=0.8, linestyle="--")
+    axes.axvline(1, color=GREY, linewidth=0.8)
+    axes.axvline(PAPER_FAULTS, color=GREY, linewidth=0.8, linestyle="--")
     axes.set_yticks(range(len(rows)), [label for label, _ in rows])
     where = f"a mark per cell; black: the median and its 95% interval; dashed: the paper, when done ({PAPER_FAULTS})"
-    figure.text(0.02, 0.16 / height, where, color=INK, fontsize=10)
+    figure.text(0.02, 0.16 / height, where, color=BLACK, fontsize=10)
     save_figure(figure, path, dpi=DPI)
     return True
 
@@ -135,19 +137,19 @@ def draw_shares(evaluation: Evaluation, path: Path) -> bool:
     axes.set_yticks(range(len(theory)), labels)
     axes.set_xlim(-0.03, 1.03)
     where = "share of the reference's distinct faults (their number); without cells in which no campaign could stop"
-    figure.text(0.02, 0.16 / height, where, color=INK, fontsize=10)
+    figure.text(0.02, 0.16 / height, where, color=BLACK, fontsize=10)
     figure.legend(loc="upper left", bbox_to_anchor=(0.0, 1 - 0.3 / height), ncol=4, **LEGEND)
     save_figure(figure, path, dpi=DPI)
     return True
 
 
 def _place(height: float, left: float, width: float, top: float) -> tuple[float, float, float, float]:
-    """Where axes are; `height` and `top` are inches, `left` and `width` shares of the figure."""
+    """The place of axes; `height` and `top` are inches, `left` and `width` shares of the figure."""
     return left, 0.62 / height, width, 1 - (0.62 + top) / height
 
 
 def _shade(axes: Any, n_rows: int) -> None:
-    """Shade every second row, so that it is plain which row a mark belongs to."""
+    """Shade every second row, which makes rows easier to follow."""
     for y in range(0, n_rows, 2):
-        axes.axhspan(y - 0.5, y + 0.5, color=BAND, zorder=0)
+        axes.axhspan(y - 0.5, y + 0.5, color=BAND_COLOUR, zorder=0)
     axes.set_ylim(-0.5, n_rows - 0.5)

@@ -1,11 +1,11 @@
-"""An evaluation as tables and as two pages: one with the answers, and one with the single cells."""
+"""An evaluation as tables and two pages, one with the answers and one with single cells."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
-from themis.report.table import NONE, Table
+from themis.report.table import NO_VALUE, Table
 from themis.text import counted
 from themis_lab.evaluation import tables
 from themis_lab.evaluation.claims import claims_table, list_verdicts, summarise_claims
@@ -14,7 +14,7 @@ from themis_lab.evaluation.summary import Evaluation, Record, name_cell, name_pa
 from themis_lab.zoo import ZOO
 
 CELLS_PAGE = "evaluation-cells.md"
-"""The file with the tables of single cells, beside that of the page."""
+"""The file with the tables of single cells, in the folder of the page."""
 CAPABILITY, AGAINST_RIVALS = "Fault detection capability", "Faults compared with rivals"
 FAULTS_WHEN_DONE, REGAINED = "Faults when done", "Accuracy regained"
 IN_THEORY, PARAMETERS = "The theory", "Parameters"
@@ -87,7 +87,7 @@ def opening(evaluation: Evaluation) -> list[str]:
 
 
 def _count_campaigns(pairs: list[Record]) -> str:
-    """Such as: Every technique had 3 campaigns per magnitude in 24 pairs, 2 in 12."""
+    """A sentence such as: Every technique had 3 campaigns per magnitude in 24 pairs, 2 in 12."""
     counts = Counter(pair["limits"]["campaigns"] for pair in pairs if any(pair["budgets"].values()))
     (most, n_pairs), *others = sorted(counts.items(), reverse=True)
     first = f"{counted(most, 'campaign')} per magnitude in {counted(n_pairs, 'pair')}"
@@ -114,7 +114,7 @@ def _describe_origin(origin: Record) -> str:
 
 
 def progress_tables(evaluation: Evaluation) -> Iterable[Table]:
-    """What has been measured of every model, and how the rest can be."""
+    """What has been measured for each model, and how to measure the rest."""
     content = evaluation.content
     pairs = {(pair["model"], pair["perturbation"]): pair for pair in content["pairs"]}
     perturbations = content["plan"]["perturbations"]
@@ -126,14 +126,14 @@ def progress_tables(evaluation: Evaluation) -> Iterable[Table]:
         begun = [name for name in perturbations if (model, name) in pairs]
         lacking = {record["perturbation"] for record in own if record["finished"] < record["planned"]}
         names = [name for name in perturbations if name in lacking or name not in begun]
-        options = f"--models {model} --perturbations {','.join(names)}" if names else NONE
-        campaigns = [_progress(pairs[model, name]) if name in begun else NONE for name in perturbations]
+        options = f"--models {model} --perturbations {','.join(names)}" if names else NO_VALUE
+        campaigns = [_progress(pairs[model, name]) if name in begun else NO_VALUE for name in perturbations]
         counts = [_count([record for record in own if record["kind"] == kind]) for kind in questions]
         missing = f"weights or data; then --models {model}" if model in content["missing"] else options
         rows.append((row, model, _find_weights(content, model), *campaigns, *counts, missing))
     notes = [
         "Campaigns per technique and magnitude that all techniques have had, of those that are planned, and for the "
-        f"other questions the cells that are finished; {NONE}: nothing, or the plan does not ask. The same command "
+        f"other questions the cells that are finished; {NO_VALUE}: nothing, or the plan does not ask. The same command "
         "adds what is missing; the options in the last column restrict it to that."
     ]
     columns = ("row of the paper", "model", "weights", *perturbations, *questions.values(), "missing")
@@ -142,7 +142,7 @@ def progress_tables(evaluation: Evaluation) -> Iterable[Table]:
 
 def _find_weights(content: Record, model: str) -> str:
     entry = ZOO.get(content["plan"]["models"][model].get("zoo"))
-    return NONE if entry is None or model in content["missing"] else entry.source
+    return NO_VALUE if entry is None or model in content["missing"] else entry.source
 
 
 def _progress(pair: Record) -> str:
@@ -156,7 +156,7 @@ def _progress(pair: Record) -> str:
 
 def _count(records: list[Record]) -> str:
     finished, planned = (sum(record[name] for record in records) for name in ("finished", "planned"))
-    return f"{finished} of {planned}" if planned else NONE
+    return f"{finished} of {planned}" if planned else NO_VALUE
 
 
 Tables = Callable[[Evaluation], Iterable[Table]]
@@ -182,6 +182,6 @@ CELL_TABLES: dict[str, Tables] = {
 
 
 def list_tables(evaluation: Evaluation, makers: Mapping[str, Tables]) -> dict[str, list[Table]]:
-    """The tables of every section that has some."""
+    """The tables of each section that has tables."""
     found = {title: [*make(evaluation)] for title, make in makers.items()}
     return {title: own for title, own in found.items() if own}

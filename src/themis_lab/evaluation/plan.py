@@ -1,4 +1,4 @@
-"""The plan of an evaluation: models, perturbations, techniques and budgets, as a YAML file gives them."""
+"""The plan of an evaluation: models, perturbations, techniques and budgets, as in a YAML file."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class PairOptions:
         self.comparison()
 
     def comparison(self, resamples: int = 1000, random_seed: int = 0) -> ComparisonPlan:
-        """The same options as a comparison has them."""
+        """The options in the form of a comparison."""
         shared = {field.name for field in fields(ComparisonPlan)} & {field.name for field in fields(self)}
         values = {name: getattr(self, name) for name in shared}
         plan = ComparisonPlan(**values, max_passes=self.passes, resamples=resamples, random_seed=random_seed)
@@ -135,7 +135,7 @@ class PairOptions:
         return question in split_list(self.questions)
 
     def chosen_variants(self) -> tuple[str, ...]:
-        """The names of the variants, each once."""
+        """The names of the variants, without repetitions."""
         names: list[str] = []
         for name in split_list(self.variants):
             if name not in (*VARIANTS, "all"):
@@ -156,7 +156,7 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """All that decides an evaluation."""
+    """Everything that determines an evaluation."""
 
     models: tuple[ModelSource, ...]
     perturbations: tuple[str, ...]
@@ -232,7 +232,7 @@ class EvaluationPlan:
         return [pair for pair in pairs if split_list(self.pair(*pair).questions)]
 
     def pair(self, model: str, perturbation: str) -> PairOptions:
-        """The options of one model under one perturbation; those for both go before those for one of them."""
+        """The options of one model under one perturbation; options for the pair override those for either."""
         if (model, perturbation) not in self._checked:
             options = dict(self.options)
             for name in (perturbation, model, f"{model} {perturbation}"):
@@ -241,7 +241,7 @@ class EvaluationPlan:
         return self._checked[model, perturbation]
 
     def cell(self, kind: Kind, model: str, perturbation: str, technique: str = "") -> EvaluationCell:
-        """A cell, which knows all that decides its result but its magnitude: with other options it is another cell."""
+        """A cell with everything that determines its result except the magnitude; other options make another cell."""
         options = self.pair(model, perturbation)
         if kind == Kind.RETRAINING:
             options = replace(options, passes=options.passes_to_retrain)
@@ -285,7 +285,7 @@ def _named(value: Any, name: str) -> dict[str, Any]:
 
 
 def _model(name: str, values: Any) -> ModelSource:
-    """A model of the zoo if there is nothing but a name, or options as for `themis run`."""
+    """A model of the zoo, given by name only, or a model given by options as for `themis run`."""
     values = dict(values or {})
     row = str(values.pop("row", ""))
     check_known(Origin, values)
@@ -335,7 +335,7 @@ class EvaluationCell:
 
     @property
     def in_comparison(self) -> CampaignCell:
-        """Its campaign, as a comparison of techniques has it."""
+        """The cell's campaign in the form of a comparison."""
         return CampaignCell(self.technique, self.magnitude, self.campaign)
 
     @property
@@ -353,9 +353,9 @@ class EvaluationCell:
         return " ".join(part for part in parts if part)
 
 
-BASE = "paper"
+UNVARIED = "paper"
 """The variant that changes nothing."""
-ALL = 1 << 30
+ALL_NEURONS = 1 << 30
 """A sample size that includes every neuron."""
 VARIED_OPTIONS: dict[str, dict[str, Any]] = {
     "sample": {"sample-50": 50, "sample-100": 100, "sample-200": 200, "sample-500": 500, "sample-2000": 2000},
@@ -367,10 +367,10 @@ VARIED_OPTIONS: dict[str, dict[str, Any]] = {
 }
 """Values of an option of `run`, by the name of their variant."""
 VARIANTS: dict[str, dict[str, Any]] = {
-    BASE: {},
+    UNVARIED: {},
     **{name: {option: value} for option, values in VARIED_OPTIONS.items() for name, value in values.items()},
-    "sample-all": {"sample": ALL},
-    "exact-sample-all": {"judge": "exact", "sample": ALL},
+    "sample-all": {"sample": ALL_NEURONS},
+    "exact-sample-all": {"judge": "exact", "sample": ALL_NEURONS},
     "neurons-channel": {"neurons": "channel"},
     "pymc-sample-50": {"judge": "pymc", "sample": 50},
 }

@@ -1,4 +1,4 @@
-"""Two plans: that of the paper's evaluation, and a small one on digits that come with a package, in seconds."""
+"""Two plans: the paper's evaluation, and a small one that takes seconds, on digits that come with a package."""
 
 from __future__ import annotations
 

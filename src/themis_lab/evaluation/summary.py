@@ -22,17 +22,17 @@ OURS = (PRESET, "scheduled")
 """The techniques under evaluation: the paper's method, and the default of this package."""
 CELL_KEYS = ("model", "perturbation", "magnitude")
 """What a cell at one magnitude is told by."""
-STRONG = 0.7
-"""From this correlation on, the paper calls a fault detection capability strong."""
+STRONG_R = 0.7
+"""The least correlation that the paper calls a strong fault detection capability."""
 
 
 def name_pair(pair: Record) -> str:
-    """What a cell is called in tables."""
+    """The name of a cell in tables."""
     return f"{pair['model']} {pair['perturbation']}"
 
 
 def name_cell(record: Record) -> str:
-    """What a cell at one magnitude is called in tables."""
+    """The name of a cell at one magnitude in tables."""
     return f"{name_pair(record)} {record['magnitude']:.3g}"
 
 
@@ -86,7 +86,7 @@ def conclude_evaluation(
     missing: dict[str, str],
     environment: Record,
 ) -> Evaluation:
-    """All that the records of the cells say; `planned` are the cells beside error rates, finished or not."""
+    """Summarise the records of the cells; `planned` are all cells except error rates, finished or not."""
     planned = list(planned)
     failed = [record for record in records.values() if "error" in record]
     kinds = {
@@ -176,7 +176,7 @@ def _summarise_pair(plan: EvaluationPlan, rates: Record, cells: dict[EvaluationC
 
 
 def _describe_grid(grid: Grid, errors: dict[float, Array], box_errors: dict[float, Array]) -> Record:
-    """The error rates of a grid under both definitions, and why they cannot be correlated with anything."""
+    """The error rates of a grid under both definitions, and why no correlation with them is defined."""
     rates, box_rates = (np.array([by[at].mean() for at in grid.magnitudes]) for by in (errors, box_errors))
     return {
         "name": grid.name,
@@ -305,7 +305,7 @@ def _describe_done(records: list[Record]) -> Record:
 
 
 def _describe_times(records: list[Record]) -> Record:
-    """Mean seconds by phase and per test; nothing if no campaign can be compared by its time."""
+    """Mean seconds by phase and per test; empty if no campaign can be compared by its time."""
     if not records:
         return {}
     names = ("seconds_measure", "seconds_judge", "seconds_search", "seconds_total", "fit_seconds")

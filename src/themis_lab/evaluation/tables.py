@@ -9,17 +9,17 @@ from statistics import mean, median
 import numpy as np
 from scipy.stats import binom
 
-from themis.report.table import NONE, Table, format_count, format_number
+from themis.report.table import NO_VALUE, Table, format_count, format_number
 from themis.text import counted, percent
 from themis_lab.comparison.plan import PAPER
-from themis_lab.comparison.statistics import LEAST_SPAN, format_estimate, format_spread
+from themis_lab.comparison.statistics import MIN_SPAN, format_estimate, format_spread
 from themis_lab.comparison.summary import GRID_TITLES
 from themis_lab.evaluation.cells import CHOOSERS
-from themis_lab.evaluation.plan import BASE, VARIANTS
+from themis_lab.evaluation.plan import UNVARIED, VARIANTS
 from themis_lab.evaluation.plans import PAPER_FAULTS, PAPER_R, PAPER_TIME
 from themis_lab.evaluation.summary import (
     OURS,
-    STRONG,
+    STRONG_R,
     Evaluation,
     Record,
     name_cell,
@@ -74,7 +74,7 @@ def _rate_table(pairs: list[Record], name: str) -> Table:
             refused.setdefault(pair["grid_refused"], []).append(name_pair(pair))
     notes = [
         f"Error rates by magnitude. Degenerate are {n_full} of {counted(len(cells), 'cell')} at full strength and "
-        f"{n_box} over the whole range: they span less than {LEAST_SPAN:.2f}, or depend on one magnitude.",
+        f"{n_box} over the whole range: they span less than {MIN_SPAN:.2f}, or depend on one magnitude.",
         *(f"No grid for {', '.join(names)}: {reason}." for reason, names in refused.items()),
     ]
     columns = ("cell", "at full strength", "over the whole range")
@@ -112,18 +112,18 @@ def _count_table(cells: list[tuple[Record, Record]], name: str, budget: str) -> 
             for key in DEFINITIONS:
                 values = [(_row(grid, technique)[key].get(count) or [None])[0] for _, grid in cells]
                 defined = [value for value in values if value is not None]
-                strong = sum(value >= STRONG for value in defined)
-                median = format_number(float(np.median(defined)), 2) if defined else NONE
-                texts.append(f"{strong} of {len(defined)}, {median}" if defined else NONE)
+                strong = sum(value >= STRONG_R for value in defined)
+                median = format_number(float(np.median(defined)), 2) if defined else NO_VALUE
+                texts.append(f"{strong} of {len(defined)}, {median}" if defined else NO_VALUE)
         leads = sum(_row(grid, technique).get("r_lead", {}).get("over_rival") == "ahead" for _, grid in cells)
         rows.append((*texts, str(leads)))
     degenerate = [sum(grid[why] is not None for _, grid in cells) for why, _ in DEFINITIONS.values()]
     columns = ("technique", "full strength", "whole range", "raw, full strength", "raw, whole range", "ahead")
     notes = [
-        f"Cells with r of at least {STRONG} among those that have one, and the median r; distinct faults, then all "
+        f"Cells with r of at least {STRONG_R} among those that have one, and the median r; distinct faults, then all "
         "faults. Ahead: cells in which it is ahead of all others under both definitions. Degenerate, and not scored: "
         f"{degenerate[0]} of {counted(len(cells), 'cell')} by the error rate at full strength, {degenerate[1]} by that "
-        f"over the whole range; their error rates span less than {LEAST_SPAN:.2f}, or depend on one magnitude."
+        f"over the whole range; their error rates span less than {MIN_SPAN:.2f}, or depend on one magnitude."
     ]
     return Table(f"Strong correlations, {GRID_TITLES[name]}, {BUDGET_TITLES[budget]}", columns, rows, notes)
 
@@ -135,11 +135,11 @@ def _r_table(cells: list[tuple[Record, Record]], name: str, budget: str, key: st
         published = PAPER_R.get(pair["model"], {}).get(pair["perturbation"])
         spread = f"{percent(min(spans), 0)}..{percent(max(spans), 0)}"
         values = [format_estimate(_row(grid, technique)[key].get("distinct"), 2) for technique in techniques]
-        rows.append((name_pair(pair), spread, NONE if published is None else f"{published:.2f}", *values))
+        rows.append((name_pair(pair), spread, NO_VALUE if published is None else f"{published:.2f}", *values))
     title = f"r with the error rate {DEFINITIONS[key][1]}, {GRID_TITLES[name]}, {BUDGET_TITLES[budget]}"
     notes = [
         "Distinct faults, with 95% intervals; paper: its value for Themis. Degenerate cells are left out. "
-        f"{NONE}: undefined, see themis compare."
+        f"{NO_VALUE}: undefined, see themis compare."
     ]
     return Table(title, ("cell", "error rates", "paper", *techniques), rows, notes)
 
@@ -174,7 +174,7 @@ def _any_of(words: Iterable[str]) -> str:
 def _found(row: Record) -> str:
     """The mean over campaigns, with the lowest and the highest if they differ."""
     if not row["total"]:
-        return NONE
+        return NO_VALUE
     mean, low, high = row["total"]["distinct_faults"]
     return format_count(mean) + (f" ({format_count(low)}..{format_count(high)})" if low < high else "")
 
@@ -193,7 +193,7 @@ def done_tables(evaluation: Evaluation) -> Iterable[Table]:
     for name in names:
         own = [pair["techniques"][name] for pair in whole]
         stops = Counter(reason for row in own for reason, count in row["stops"].items() for _ in range(count))
-        texts = [f"{count} {WHY.get(reason, reason)}" for reason, count in sorted(stops.items())]
+        texts = [f"{count} {STOP_TITLES.get(reason, reason)}" for reason, count in sorted(stops.items())]
         counts = [format_count(_mean(own, count)) for count in ("tests", "distinct_faults", "faults")]
         rows.append((name, *counts, percent(_mean(own, "scc")), ", ".join(texts)))
     columns = ("technique", "tests", "distinct faults", "raw", "coverage", "how campaigns ended")
@@ -228,21 +228,21 @@ def done_cells(evaluation: Evaluation) -> Iterable[Table]:
 
 
 def _count_done(row: Record | None) -> str:
-    """Such as 247 in 5,348, or 181 in 8,000+ if no campaign was done."""
+    """A text such as 247 in 5,348, or 181 in 8,000+ if no campaign was done."""
     if row is None:
-        return NONE
+        return NO_VALUE
     mark = "+" if set(row["stops"]) == {"tests"} else ""
     return f"{format_count(row['distinct_faults'])} in {format_count(row['tests'])}{mark}"
 
 
 def _comparable(done: list[Record]) -> tuple[list[str], list[Record]]:
-    """The techniques that more than half of the cells have, Themis first, and the cells that have all of them."""
+    """The techniques in more than half of the cells, Themis first, and the cells with all of these."""
     counts = Counter(name for pair in done for name in pair["techniques"])
     names = [name for name in counts if 2 * counts[name] > len(done)]
     return themis_first(names), [pair for pair in done if set(names) <= set(pair["techniques"])]
 
 
-WHY = {"coverage": "by coverage", "plateau": "on a plateau", "tests": "not done", "found": "by what was found"}
+STOP_TITLES = {"coverage": "by coverage", "plateau": "on a plateau", "tests": "not done", "found": "by what was found"}
 """How campaigns end, in words."""
 
 
@@ -273,7 +273,7 @@ WHEN_DONE, AT_EQUAL_PASSES, AT_EQUAL_TESTS = "when done", "at equal passes", "at
 """When faults are compared."""
 RIVALS = {"over_best": "best rival", "over_four": "mean of the four baselines", "over_random": "random"}
 """What faults are compared with, by the key of the ratio."""
-LEAST_CELLS = 6
+MIN_CELLS = 6
 """The cells that a 95% interval of a median needs."""
 
 
@@ -287,7 +287,7 @@ def fault_ratios(content: Record) -> dict[str, list[Record]]:
 
 
 def choose_grid(grids: list[Record]) -> Record | None:
-    """The results of a cell on magnitudes that were chosen in advance, or else on the paper's; None without any.
+    """The results of a cell at magnitudes chosen in advance, or else at the paper's; None without results.
 
     Where the error rate hardly changes with the paper's magnitudes, they say little: under CW, every test is a fault.
     """
@@ -321,13 +321,13 @@ def ratio_tables(evaluation: Evaluation) -> Iterable[Table]:
 def describe_ratios(ratios: list[float]) -> str:
     """The median with its 95% interval, if it has one, and the number of cells."""
     if not ratios:
-        return NONE
+        return NO_VALUE
     low, high = median_interval(ratios) or (None, None)
     return f"{format_estimate([median(ratios), low, high], 2)} in {counted(len(ratios), 'cell')}"
 
 
 def median_interval(values: list[float]) -> tuple[float, float] | None:
-    """A 95% interval of the median by the sign test, whatever the distribution; None for fewer than LEAST_CELLS."""
+    """A 95% interval of the median by the sign test, whatever the distribution; None for fewer than MIN_CELLS."""
     ordered, n_below = sorted(values), int(binom.ppf(0.025, len(values), 0.5)) if values else 0
     return (ordered[n_below - 1], ordered[-n_below]) if n_below else None
 
@@ -340,7 +340,7 @@ KNOWN_SHARES = {"seeds": "failing seeds", "regions": "regions", "cells": "cells"
 
 
 def truth_tables(evaluation: Evaluation) -> Iterable[Table]:
-    """What each technique finds of the known faults, and its mutation score, over all cells."""
+    """The known faults that each technique finds, and its mutation score, over all cells."""
     known = evaluation.content.get("truth", [])
     rows: list[tuple[str, ...]] = []
     for name in themis_first({name for truth in known for name in truth["techniques"]}):
@@ -350,7 +350,7 @@ def truth_tables(evaluation: Evaluation) -> Iterable[Table]:
         found = ([recall[share] for recall in recalls] for share in KNOWN_SHARES)
         rows.append((name, *(format_spread(values, mean) for values in (*found, scores))))
     clean = [truth["mutants"]["clean_score"] for truth in known if truth["mutants"]]
-    rows += [("the clean seeds", *[NONE] * len(KNOWN_SHARES), format_spread(clean, mean))] if clean else []
+    rows += [("the clean seeds", *[NO_VALUE] * len(KNOWN_SHARES), format_spread(clean, mean))] if clean else []
     notes = [
         "Shares of a mutant's known faults that techniques find at equal passes, and mutation scores: means over "
         f"mutants and campaigns of all cells, with the lowest and the highest. {KINDS_OF_FAULTS} The score is the "
@@ -401,7 +401,7 @@ def _claim_table(theory: list[Record]) -> Table:
         for way in WAYS_TO_STOP:
             found = record.get(way)
             if found is None:
-                texts.append("not reached" if way in record else NONE)
+                texts.append("not reached" if way in record else NO_VALUE)
             else:
                 parts = [_share(found[of]) for of in ("of_faults", "of_seeds", "of_groups")]
                 texts.append(f"{found['tests']:,}: {' / '.join(parts)}")
@@ -415,7 +415,7 @@ def _claim_table(theory: list[Record]) -> Table:
 
 
 def _share(value: float | None) -> str:
-    return NONE if value is None else format_number(value, 2)
+    return NO_VALUE if value is None else format_number(value, 2)
 
 
 def _stability_table(theory: list[Record]) -> Table:
@@ -440,11 +440,11 @@ def _stability_table(theory: list[Record]) -> Table:
 
 
 def _percent(value: float | None) -> str:
-    return NONE if value is None else percent(value)
+    return NO_VALUE if value is None else percent(value)
 
 
 JUDGE_VARIANTS = {
-    BASE: "preset",
+    UNVARIED: "preset",
     "sample-all": "no sampler",
     "judge-exact": "closed form",
     "exact-sample-all": "closed form, no sampler",
@@ -455,15 +455,15 @@ JUDGE_VARIANTS = {
 
 
 def variant_tables(evaluation: Evaluation) -> Iterable[Table]:
-    """Every variant beside the preset in the same campaigns of the same cells."""
+    """Each variant and the preset in the same campaigns of the same cells."""
     variants = evaluation.content["variants"]
-    preset = {(name_cell(record), record["campaign"]): record for record in variants if record["technique"] == BASE}
+    preset = {(name_cell(record), record["campaign"]): record for record in variants if record["technique"] == UNVARIED}
     rows: list[tuple[str, ...]] = []
     for name in VARIANTS:
         cells: dict[str, list[tuple[Record, Record]]] = {}
         for record in variants:
             cell, base = name_cell(record), preset.get((name_cell(record), record["campaign"]))
-            if record["technique"] == name != BASE and base is not None:
+            if record["technique"] == name != UNVARIED and base is not None:
                 cells.setdefault(cell, []).append((record, base))
         if not cells:
             continue
@@ -478,7 +478,7 @@ def variant_tables(evaluation: Evaluation) -> Iterable[Table]:
         reached, of_preset = (
             sum(one["tests_to_coverage"] is not None for one in side) for side in zip(*pairs, strict=True)
         )
-        costs = compare_seconds(variants, name, BASE)
+        costs = compare_seconds(variants, name, UNVARIED)
         rows.append(
             (
                 name,
@@ -532,18 +532,18 @@ def judging_tables(evaluation: Evaluation) -> Iterable[Table]:
         judges = cells.setdefault(name_cell(record), {}).setdefault(record["machine"], {})
         if record["technique"] in JUDGE_VARIANTS:
             judges.setdefault(record["technique"], []).append(1000 * record["seconds_judge"] / record["tests"])
-        if record["technique"] == BASE:
+        if record["technique"] == UNVARIED:
             neurons[name_cell(record)] = record["neurons"]
     rows = []
     for cell, machines in cells.items():
-        times = max(machines.values(), key=lambda judges: (BASE in judges, len(judges)))
-        if BASE in times and len(times) > 1:
-            texts = [format_number(median(times[name]), 2) if name in times else NONE for name in JUDGE_VARIANTS]
+        times = max(machines.values(), key=lambda judges: (UNVARIED in judges, len(judges)))
+        if UNVARIED in times and len(times) > 1:
+            texts = [format_number(median(times[name]), 2) if name in times else NO_VALUE for name in JUDGE_VARIANTS]
             rows.append((cell, f"{neurons[cell]:,}", *texts))
     notes = [
         "Milliseconds per test, medians over campaigns on the machine on which most columns were measured beside the "
-        f"preset; {NONE}: not measured there. The preset samples 1,000 neurons, or all if there are fewer, and judges "
-        "them by Markov chains; the closed form is the default of Themis. Machines differ between cells."
+        f"preset; {NO_VALUE}: not measured there. The preset samples 1,000 neurons, or all if there are fewer, and "
+        "judges them by Markov chains; the closed form is the default of Themis. Machines differ between cells."
     ]
     if rows:
         yield Table(
@@ -578,7 +578,7 @@ def retraining_tables(evaluation: Evaluation) -> Iterable[Table]:
 def _gain(standing: Record, column: str) -> str:
     shift = standing.get("shifts", {}).get(column)
     if shift is None:
-        return NONE
+        return NO_VALUE
     interval, value = shift["combined"], 100 * (shift["after"] - shift["before"])
     if interval is None:
         return format_number(value, 2, signed=True)

@@ -24,15 +24,17 @@ Search = Callable[..., Run]
 """Runs a campaign with these seeds and options."""
 CLOSE_DEVIATION = 0.10
 """The paper's limit for the deviation of an inferred mean."""
-OTHER_SEED = 1000
-"""Added to the random seed of the reference run, which shares no test with the campaigns that it is compared with."""
+REFERENCE_SEED_OFFSET = 1000
+"""Added to the random seed of the reference run, so that it shares no tests with the campaigns it is compared with."""
 
 
 def check_theory(
     search: Search, seeds: Seeds, *, done_tests: int, reference_tests: int, seed_sets: int
 ) -> dict[str, Any]:
-    """The record of a cell of the theory."""
-    reference = search(seeds, policy="scheduled", max_tests=reference_tests, shift=OTHER_SEED, **BUDGET_ALONE)
+    """The record of a cell that checks the theory."""
+    reference = search(
+        seeds, policy="scheduled", max_tests=reference_tests, shift=REFERENCE_SEED_OFFSET, **BUDGET_ALONE
+    )
     preset = search(seeds, preset="paper", max_tests=done_tests, round_size=None)
     default = search(seeds, policy="scheduled", max_tests=done_tests, **BUDGET_ALONE)
     last, columns = reference.rounds[-1], reference.faults.columns if len(reference.faults) else {}
@@ -66,7 +68,7 @@ is the default, or with little left to find at any coverage."""
 
 
 def list_shares(theory: list[dict[str, Any]], way: str) -> list[float]:
-    """The share of a reference run's distinct faults that had been found when a campaign could stop, where it could."""
+    """The share of a reference run's distinct faults found when a campaign could stop, where it could."""
     found = [record[way]["of_faults"] for record in theory if record.get(way)]
     return [share for share in found if share is not None]
 
@@ -91,7 +93,7 @@ def _first_enough(result: Run, coverage: float) -> int | None:
 
 
 def _found_when(result: Run, reference: Run, n_tests: int | None) -> dict[str, Any] | None:
-    """The shares of what the reference run found that a campaign had found after its first tests."""
+    """The shares of the reference run's findings that a campaign had found after its first tests."""
     if n_tests is None:
         return None
     found, known = (_distinct(run, n) for run, n in ((result, n_tests), (reference, None)))

@@ -1,4 +1,4 @@
-"""Ground truth: mutants whose failing theta are all known, and the mutants that the tests of a technique kill."""
+"""Ground truth: mutants whose failing thetas are all known, and the mutants that the tests of a technique kill."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MUTANT_BATCH = 1024
 
 
 def can_be_mapped(perturbation: Perturbation) -> bool:
-    """Whether all of theta can be tried: there is no noise, and there are few dimensions."""
+    """Whether all thetas can be tried, because there is no noise and there are few dimensions."""
     return not perturbation.is_random and len(perturbation.theta) <= MAX_DIMENSIONS
 
 
@@ -57,7 +57,7 @@ class ThetaGrid:
         return (self.low + place * (self.high - self.low)).astype(np.float32)
 
     def locate(self, theta: Floats) -> Ints:
-        """The cell that each theta lies in."""
+        """The cell of each theta."""
         place = ((theta - self.low) / (self.high - self.low) * self.n).astype(np.int64).clip(0, self.n - 1)
         cells: Ints = np.ravel_multi_index(tuple(place.T), self.shape)
         return cells
@@ -79,7 +79,7 @@ class GroundTruth:
 
     @staticmethod
     def of(runner: CellRunner, judges: Seeds, per_operator: int) -> GroundTruth:
-        """`judges` are the seeds that mutants are filtered by."""
+        """judges: the seeds by which mutants are filtered."""
         random_seed = runner.plan.random_seed
         return GroundTruth(
             runner, make_mutants(runner.target, judges, per_operator=per_operator, random_seed=random_seed)
@@ -187,7 +187,7 @@ def _describe_kills(killed: torch.Tensor, prefix: str) -> Record:
 
 
 def measure_recall(mapped: Record, searched: Record) -> Record:
-    """The shares of what fails that a campaign has found: seeds, regions of theta, cells, and planted faults.
+    """The shares of failing seeds, regions of theta, cells and planted faults that a campaign has found.
 
     A planted fault is found if a fault lies in one of the planted cells of its seed.
     """
@@ -205,12 +205,12 @@ def measure_recall(mapped: Record, searched: Record) -> Record:
 
 
 def _share(group: Ints, is_found: Bools) -> float | None:
-    """The share of groups with a member that was found; None without groups."""
+    """The share of groups of which at least one member was found; None without groups."""
     return len(np.unique(group[is_found])) / len(np.unique(group)) if len(group) else None
 
 
 def describe_map(mapped: Record) -> Record:
-    """How much of a mutant fails, without the cells themselves."""
+    """The extent of a mutant's failures, without the cells themselves."""
     failing = mapped["failing"]
     planted = {seed for seed, own in zip(failing["seed_id"], failing["is_planted"], strict=True) if own}
     return {
@@ -224,7 +224,7 @@ def describe_map(mapped: Record) -> Record:
 
 
 def summarise_truth(maps: list[Record], searches: list[Record], kills: list[Record]) -> list[Record]:
-    """By model, perturbation and magnitude: what is to be found, and what every technique has found and killed."""
+    """What can be found, and what each technique has found and killed, by model, perturbation and magnitude."""
 
     def place(record: Record) -> tuple[str, str, float]:
         return record["model"], record["perturbation"], record["magnitude"]

@@ -1,1 +1,1 @@
-"""Search policies to compare with."""
+"""Search policies for comparisons."""

@@ -20,7 +20,7 @@ from themis.target.target import AnyTarget, Target
 from themis_lab.criteria.nc import NC
 from themis_lab.policies.paper import Paper
 
-DIFFER, COVER = 1.0, 0.1
+ANSWER_WEIGHT, NEURON_WEIGHT = 1.0, 0.1
 """Weights of the target's own answer and of the neuron: those of DeepXplore's examples."""
 
 
@@ -34,7 +34,9 @@ class DeepXplore(Paper):
 
     is_guided = takes_rivals = True
 
-    def __init__(self, rivals: Sequence[AnyTarget] = (), differ: float = DIFFER, cover: float = COVER) -> None:
+    def __init__(
+        self, rivals: Sequence[AnyTarget] = (), differ: float = ANSWER_WEIGHT, cover: float = NEURON_WEIGHT
+    ) -> None:
         self.rivals, self.differ, self.cover = tuple(rivals), differ, cover
 
     def init(self, space: Space) -> None:
@@ -43,7 +45,7 @@ class DeepXplore(Paper):
         self.state |= {name: np.zeros((), dtype=np.int64) for name in ("differences", "differing")}
 
     def own_criterion(self, target: AnyTarget, seeds: Seeds, chosen: Criterion | None) -> Criterion:
-        """The neuron coverage that it raises: of the neurons that are tested."""
+        """The neuron coverage to raise, that of the tested neurons."""
         if not self.rivals:
             raise UsageError("policy 'deepxplore' compares the target with other models, got none: pass rivals=[...]")
         if not isinstance(target, Target):
@@ -117,6 +119,6 @@ class DeepXplore(Paper):
         self.state["differing"] = np.zeros((), dtype=np.int64)
 
     def report(self) -> dict[str, Any]:
-        """How many rivals it had, and on how many tests they answered differently from the target."""
+        """The number of rivals, and of tests on which they answered differently from the target."""
         self._count()
         return {"rivals": len(self.rivals), "differences": int(self.state["differences"])}

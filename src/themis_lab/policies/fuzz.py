@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from themis.measure.tests import Ints, Results, Tests
 from themis.search.policy import FOR_KIND, FOR_PICK, FOR_SEED, SEARCH_STREAM, Policy, Space, State
 
-FIRST_WEIGHT, LEAST_WEIGHT, FADING_MUTATIONS = 0.8, 0.3, 5
+FIRST_WEIGHT, MIN_WEIGHT, FADING_MUTATIONS = 0.8, 0.3, 5
 """DeepHunter's power schedule: the weight of a parent starts at 0.8 and falls by 1/5 per mutation, down to 0.3."""
 KEEP_SHARE = 0.5
 """Probability that a child keeps a dimension of its parent's theta; otherwise a new value is drawn."""
@@ -34,8 +34,8 @@ class Fuzz(Policy):
         }
 
     def weights(self) -> NDArray[np.float64]:
-        """How likely each test in the queue is to be the next parent, up to a factor."""
-        weights: NDArray[np.float64] = np.maximum(FIRST_WEIGHT - self.state["mutated"] / FADING_MUTATIONS, LEAST_WEIGHT)
+        """The probability of each test in the queue to be the next parent, up to a factor."""
+        weights: NDArray[np.float64] = np.maximum(FIRST_WEIGHT - self.state["mutated"] / FADING_MUTATIONS, MIN_WEIGHT)
         return weights
 
     def propose(self, number: Ints) -> Tests:

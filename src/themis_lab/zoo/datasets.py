@@ -1,4 +1,4 @@
-"""The data sets of the zoo, each with a reader of its own, from its folder in THEMIS_DATA or from a given path.
+"""The data sets of the zoo, each with its reader, from a folder in THEMIS_DATA or from a given path.
 
 Pictures are in 0..1, `[seeds, channels, height, width]`; other features are left as they were recorded. Normalisation
 is part of the target. Where an entry of the zoo reads its splits in another way, a function says how.
@@ -166,7 +166,7 @@ def _check_split(split: str, known: tuple[str, ...]) -> None:
         raise UsageError(f"split must be {' or '.join(map(repr, known))}, got {split!r}")
 
 
-RAISED = tuple(
+RAISABLE_FEATURES = tuple(
     f"count_{keyword}"
     for keyword in ("action", "endobj", "font", "javascript", "js", "objstm", "startxref", "trailer", "xref")
 )
@@ -185,7 +185,9 @@ def split_pdf(folder: Path, *, split: str) -> Seeds:
     table = read_pdf(folder).inputs[:]
     seeds = read_pdf(folder, split="contagio" if split == "train" else "other")
     axes, raw = FeatureAxes(table), Features.of(table, _feature_names(folder / "pdf_features.npz"))
-    features = replace(raw, change=tuple("raise" if name in RAISED else "fixed" for name in raw.names), axes=axes)
+    features = replace(
+        raw, change=tuple("raise" if name in RAISABLE_FEATURES else "fixed" for name in raw.names), axes=axes
+    )
     placed = Seeds(axes.place(seeds.inputs[:]), seeds.labels, seeds.seed_id)
     return placed.with_features(features).with_classes(seeds.classes)
 

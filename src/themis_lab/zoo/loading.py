@@ -1,4 +1,4 @@
-"""Targets and data of the zoo's entries, training them, and whether they reach their published accuracy."""
+"""Targets and data of the zoo's entries, training, and comparison with published accuracy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 RANDOM_SEED = 0
 """Seed of random weights, so that they are the same in every process."""
-MEASURED_AT_ONCE = 100
+MEASURING_BATCH = 100
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ def measure(entry: Entry, target: Target, seeds: Seeds) -> MeasuredFigure:
     assert seeds.labels is not None  # the zoo's data has them
     total = 0.0
     with target.opened(), torch.no_grad():
-        for start in range(0, len(seeds), MEASURED_AT_ONCE):
-            rows = torch.arange(start, min(start + MEASURED_AT_ONCE, len(seeds)))
+        for start in range(0, len(seeds), MEASURING_BATCH):
+            rows = torch.arange(start, min(start + MEASURING_BATCH, len(seeds)))
             outputs, labels = target.forward(seeds.take(rows).to(target.device)).cpu(), seeds.labels[rows]
             if entry.metric == "mse":
                 total += float((outputs.squeeze(1).double() - labels).square().sum())

@@ -1,4 +1,4 @@
-"""Mutants of trained models: operators that change weights, neurons or layers, and which mutants tests kill.
+"""Mutants of trained models: operators that change weights, neurons or layers, and the mutants that tests kill.
 
 The operators are those that DeepMutation (Ma et al., ISSRE 2018) defines on models. They need no training, so a mutant
 is made in no time; those on neurons and layers change the graph that torch.fx traces.
@@ -22,20 +22,22 @@ from themis.target.alignment import align_seeds, align_target
 from themis.target.blackbox import as_target
 from themis.target.target import AnyTarget, Target
 
-RATIO = 0.01
-"""Share of the weights or neurons that an operator changes; DeepMutation's."""
+MUTATED_SHARE = 0.01
+"""Share of the weights or neurons that an operator changes, as in DeepMutation."""
 FUZZ_SPREAD = 1.0
-"""Standard deviation of the noise that GF adds, in those of the weights of a layer."""
-WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+"""Standard deviation of the noise that GF adds, relative to that of a layer's weights."""
+WEIGHTED_MODULES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """Layers that have neurons: units of the first, channels of the others."""
 NORMALISATIONS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 """Layers that may stand between the weights of a neuron and its activation function."""
 LayerT = TypeVar("LayerT")
-_FLAT = {name.replace("_", "") for name in ACTIVATION_NAMES}
-ACTIVATION_MODULES = tuple(kind for name, kind in vars(nn).items() if isinstance(kind, type) and name.lower() in _FLAT)
+_FLAT_NAMES = {name.replace("_", "") for name in ACTIVATION_NAMES}
+ACTIVATION_MODULES = tuple(
+    kind for name, kind in vars(nn).items() if isinstance(kind, type) and name.lower() in _FLAT_NAMES
+)
 
 
-def mutate(model: nn.Module, operator: str, *, ratio: float = RATIO, random_seed: int = 0) -> nn.Module:
+def mutate(model: nn.Module, operator: str, *, ratio: float = MUTATED_SHARE, random_seed: int = 0) -> nn.Module:
     """A mutated copy of a model, by one of `MUTATIONS`; the model itself is not changed.
 
     ratio: the share of all weights or neurons that are changed, at least one of them; operators on layers change one
@@ -94,7 +96,7 @@ def _invert_neurons(model: nn.Module, ratio: float, rng: Generator) -> nn.Module
 
 
 def _switch_neurons(model: nn.Module, ratio: float, rng: Generator) -> nn.Module:
-    """Neuron switch: some neurons exchange their effects with another one of the same layer."""
+    """Neuron switch: some neurons exchange their effects with another neuron of the same layer."""
     traced, layers = _activated_layers(model)
     layers = [layer for layer in layers if layer.n_neurons > 1]
     if not layers:
@@ -131,7 +133,7 @@ def _add_layer(model: nn.Module, ratio: float, rng: Generator) -> nn.Module:
 
 
 def _remove_activation(model: nn.Module, ratio: float, rng: Generator) -> nn.Module:
-    """Activation function removal: one layer has none any more."""
+    """Activation function removal: one layer loses its activation function."""
     traced = _trace(model)
     found = [node for node in traced.graph.nodes if _is_activation(node, traced)]
     if not found:
@@ -173,7 +175,7 @@ class ScaledNeurons(nn.Module):
 
 
 class SwitchedNeurons(nn.Module):
-    """Puts the neurons of a layer into another order."""
+    """Permutes the neurons of a layer."""
 
     order: Tensor
 
@@ -219,12 +221,12 @@ class _TracedLayer:
 
     @property
     def axis(self) -> int:
-        """The dimension of its values that neurons are numbered along."""
+        """The dimension of the values along which neurons are numbered."""
         return -1 if isinstance(self.module, nn.Linear) else 1
 
 
 def _weighted(model: nn.Module) -> list[Any]:
-    layers = [module for module in model.modules() if isinstance(module, WEIGHTED)]
+    layers = [module for module in model.modules() if isinstance(module, WEIGHTED_MODULES)]
     if not layers:
         raise UsageError(
             f"mutation needs linear or convolutional layers, but {type(model).__name__} has none: mutate the PyTorch "
@@ -271,7 +273,7 @@ def _traced_layers(model: nn.Module) -> tuple[fx.GraphModule, list[_TracedLayer]
     _weighted(model)
     traced, layers = _trace(model), []
     for node in traced.graph.nodes:
-        if _module(node, traced) is None or not isinstance(_module(node, traced), WEIGHTED):
+        if _module(node, traced) is None or not isinstance(_module(node, traced), WEIGHTED_MODULES):
             continue
         following = _only_user(node)
         normalisation = following if isinstance(_module(following, traced), NORMALISATIONS) else None
@@ -377,7 +379,7 @@ def make_mutants(
     *,
     operators: Iterable[str] = tuple(MUTATIONS),
     per_operator: int = 5,
-    ratio: float = RATIO,
+    ratio: float = MUTATED_SHARE,
     random_seed: int = 0,
 ) -> MutantSet:
     """Mutate a classifier several times by each operator, and keep the mutants that are neither trivial nor equivalent.

@@ -14,7 +14,7 @@ from torch import nn
 import themis
 from themis import DataError, UsageError
 from themis.cli import main
-from themis.runs.analysis.review import REVIEWS, read_review
+from themis.runs.analysis.review import REVIEW_FILE, read_review
 from themis.runs.replay import Replayer
 from themis.runs.store.reader import Reader
 from themis_integrations.browser.marking import Session, serve_review
@@ -83,7 +83,7 @@ def test_a_mark_is_in_the_run_folder_before_it_is_answered(run):
         assert all(fault[name] for name in ("before", "after"))
         assert "sigma" in fault["facts"]
         assert ask(server, "/fault/0", "valid") == (200, {"n": 5, "marked": 1, "first": 1, "reviewer": "ann"})
-        assert json.loads((run / REVIEWS).read_text())["mark"] == "valid"
+        assert json.loads((run / REVIEW_FILE).read_text())["mark"] == "valid"
         assert ask(server, "/fault/0", "undone")[1]["marked"] == 0
         for k in range(5):
             ask(server, f"/fault/{k}", "invalid")
@@ -112,7 +112,7 @@ def test_a_mark_that_the_page_did_not_send_is_refused(run, headers, status):
         assert ask(server, "/fault/0", "valid", **headers)[0] == status
         assert ask(server, "/fault/0?token=wrong", "valid")[0] == 403
         assert ask(server, "/fault/0?", "valid")[0] == 403
-    assert not (run / REVIEWS).exists()
+    assert not (run / REVIEW_FILE).exists()
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_mark_that_the_page_did_not_send_is_refused(run, headers, status):
 def test_nothing_else_can_be_read_or_stored(run, path, body, status):
     with served(open_session(run)) as server:
         assert ask(server, path, body)[0] == status
-    assert not (run / REVIEWS).exists()
+    assert not (run / REVIEW_FILE).exists()
 
 
 def test_inputs_that_were_not_kept_are_made_again(run, made, tmp_path):

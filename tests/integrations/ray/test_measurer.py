@@ -62,7 +62,7 @@ CASES = {
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
     """Chunks of 8, so that a portion of tests has several."""
-    monkeypatch.setattr(chunk, "CHUNK_MOST", 8)
+    monkeypatch.setattr(chunk, "MAX_CHUNK", 8)
 
 
 @dataclass(frozen=True)

@@ -330,7 +330,7 @@ def test_mindarmour_against_a_slow_chain(monkeypatch):
 
 
 def test_mindarmour_takes_the_most_moved_neurons_of_each_layer(monkeypatch):
-    monkeypatch.setattr(scc, "TOP", 2)
+    monkeypatch.setattr(scc, "TOP_NEURONS", 2)
     moved = torch.tensor([[1.0, 5.0, 3.0, 9.0, 7.0, 8.0, 9.5]])
     assert scc._most_moved(moved, Layout(("a", "b"), (3, 4))).tolist() == [2, 1, 3, 6]
 

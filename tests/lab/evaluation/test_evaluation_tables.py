@@ -12,7 +12,7 @@ from themis_lab.evaluation.page import opening, progress_tables
 from themis_lab.evaluation.plan import EvaluationCell
 from themis_lab.evaluation.summary import Evaluation, average_campaigns, compare_faults, summarise_done
 from themis_lab.evaluation.tables import (
-    LEAST_CELLS,
+    MIN_CELLS,
     capability_cells,
     capability_tables,
     done_cells,
@@ -310,8 +310,8 @@ def test_the_interval_of_a_median_covers_it_as_often_as_it_says():
         intervals = [median_interval(list(rng.exponential(size=n))) for _ in range(1000)]
         covered = sum(low <= np.log(2) <= high for low, high in intervals)
         assert covered >= 940  # at least 95%, less than three standard errors
-    assert median_interval([1.0] * (LEAST_CELLS - 1)) is None
-    assert median_interval([1.0] * LEAST_CELLS) == (1.0, 1.0)
+    assert median_interval([1.0] * (MIN_CELLS - 1)) is None
+    assert median_interval([1.0] * MIN_CELLS) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def test_a_run_that_stops_when_it_has_decided_has_no_slices(tmp_path):
     target = themis.Target(Net(), bounds=(0, 1))
     run = themis.run(target, data(), SHIFT, out=tmp_path / "run", decide="fault_rate<=0.5")
     assert run.slices == ()
-    with pytest.raises(UsageError, match="slice_by needs a run that decided no fault rate"):
+    with pytest.raises(UsageError, match="slice_by needs a run without a claim about the fault rate"):
         check_gates(run.folder, Gates.of(max_fault_rate=0.2, slice_by="class"))
 
 

@@ -5,12 +5,12 @@ import pytest
 from scipy import stats
 
 from themis.judge.risk import mean_p_value
-from themis.runs.analysis.compare import LEVEL, mcnemar, paired_rates
+from themis.runs.analysis.compare import VERSION_SIGNIFICANCE, mcnemar, paired_rates
 
 
 def has_difference(tests, before, after, comparisons=1):
     """The verdict of `paired_rates` without its intervals, which take most of the time; a test below compares them."""
-    return comparisons * mean_p_value((tests + after - before) / (2 * tests), 0.5) < LEVEL
+    return comparisons * mean_p_value((tests + after - before) / (2 * tests), 0.5) < VERSION_SIGNIFICANCE
 
 
 @pytest.mark.parametrize(("one", "other"), [(0, 0), (1, 0), (3, 9), (10, 10), (2, 40), (0, 200)])
@@ -90,13 +90,21 @@ def test_the_verdict_the_p_value_and_the_interval_come_from_one_test(n_tests):
         tests = np.full(80, n_tests)
         before, after = rng.binomial(tests, 0.2), rng.binomial(tests, 0.2 + shift)
         paired = paired_rates(tests, before, after)
-        assert (paired.p_value < LEVEL) == bool(paired.difference.sign) == has_difference(tests, before, after)
+        assert (
+            (paired.p_value < VERSION_SIGNIFICANCE)
+            == bool(paired.difference.sign)
+            == has_difference(tests, before, after)
+        )
         if n_tests == 1:
             expected = mcnemar(int((after > before).sum()), int((after < before).sum()))
             assert paired.p_value == pytest.approx(expected, abs=1e-5)
         signs.add(paired.difference.sign)
         both = paired_rates(tests, before, after, comparisons=10)
-        assert (both.p_value < LEVEL) == bool(both.difference.sign) == has_difference(tests, before, after, 10)
+        assert (
+            (both.p_value < VERSION_SIGNIFICANCE)
+            == bool(both.difference.sign)
+            == has_difference(tests, before, after, 10)
+        )
         assert both.difference.high - both.difference.low > paired.difference.high - paired.difference.low
     assert signs == {-1, 0, 1}
 

@@ -15,8 +15,8 @@ from themis import Perturbation, StoreError, Target, Theta, UsageError
 from themis.cli import main
 from themis.perturb.perturbation import column
 from themis.runs.analysis.review import (
-    LEAST_MARKS,
-    REVIEWS,
+    MIN_MARKS,
+    REVIEW_FILE,
     agree,
     identity,
     read_marks,
@@ -122,10 +122,10 @@ def test_the_sample_is_random_and_the_same_for_everybody(run):
 def test_the_gate_refuses_too_few_marks_and_says_how_many_are_needed(run, capsys):
     review(run, 10)
     assert main(["gate", str(run), "--max-valid-fault-rate", "0.1"]) == 2
-    assert f"needs marks on at least {LEAST_MARKS}" in (error := capsys.readouterr().err)
+    assert f"needs marks on at least {MIN_MARKS}" in (error := capsys.readouterr().err)
     assert "has 10: mark 20 more with themis review" in error
     assert "unknown: 10 of at least 30 faults marked" in read_review(run).text
-    review(run, LEAST_MARKS)
+    review(run, MIN_MARKS)
     junit = run.parent / "gates.xml"
     assert main(["gate", str(run), "--max-valid-fault-rate", "0.9", "--junit", str(junit)]) == 0
     assert 'name="max_valid_fault_rate"' in junit.read_text()
@@ -156,12 +156,12 @@ def test_runs_with_another_kind_of_interval_are_refused(tmp_path, name):
 
 def test_marks_survive_a_campaign_that_is_resumed_and_its_report(run):
     review(run, 50)
-    before = (run / REVIEWS).read_bytes()
+    before = (run / REVIEW_FILE).read_bytes()
     target = Target(Mean(), bounds=(0, 1))
     resumed = themis.resume(run, target, DATA, perturbation=SHIFT, max_tests=3000)
     assert resumed.review == read_review(run)
     page = themis.open_run(run).report()
-    assert (run / REVIEWS).read_bytes() == before
+    assert (run / REVIEW_FILE).read_bytes() == before
     result = read_review(run)
     assert result.marked == 50
     assert result.fault_rate.low < TRUTH < result.fault_rate.high
@@ -171,7 +171,7 @@ def test_marks_survive_a_campaign_that_is_resumed_and_its_report(run):
 def test_a_campaign_with_the_marks_of_another_run_is_not_resumed(run, tmp_path):
     campaign(tmp_path / "other", random_seed=9)
     review(tmp_path / "other", 5)
-    (run / REVIEWS).write_bytes((tmp_path / "other" / REVIEWS).read_bytes())
+    (run / REVIEW_FILE).write_bytes((tmp_path / "other" / REVIEW_FILE).read_bytes())
     target, before = Target(Mean(), bounds=(0, 1)), (run / "summary.json").read_bytes()
     with pytest.raises(StoreError, match="about a fault of another"):
         themis.resume(run, target, DATA, perturbation=SHIFT, max_tests=3000)
@@ -180,11 +180,11 @@ def test_a_campaign_with_the_marks_of_another_run_is_not_resumed(run, tmp_path):
 
 def test_a_process_killed_while_it_writes_a_mark_loses_no_other(run):
     faults = review(run, 2)
-    whole = (run / REVIEWS).read_bytes()
+    whole = (run / REVIEW_FILE).read_bytes()
     last = whole.rstrip(b"\n").rpartition(b"\n")[2]
     with closing(Reader(run)) as reader:
         for kept in range(len(last) + 1):
-            (run / REVIEWS).write_bytes(whole[: len(whole) - 1 - len(last) + kept])
+            (run / REVIEW_FILE).write_bytes(whole[: len(whole) - 1 - len(last) + kept])
             n = 1 + (kept == len(last))
             assert len(read_marks(reader, faults)["ann"]) == n
             add_mark(run, identity(reader), faults[0], "unsure", "bob")
@@ -198,13 +198,13 @@ def test_the_last_mark_counts_and_can_be_undone(run):
     review(run, 1, judge=lambda fault: "undone")
     with closing(Reader(run)) as reader:
         assert read_marks(reader, faults) == {"ann": {faults[1].id: "valid", faults[2].id: "invalid"}}
-    assert len((run / REVIEWS).read_text().splitlines()) == 6
+    assert len((run / REVIEW_FILE).read_text().splitlines()) == 6
 
 
 def test_marks_of_another_run_are_refused(run, tmp_path):
     campaign(tmp_path / "other", random_seed=1)
     review(tmp_path / "other", 1)
-    shutil.copy(tmp_path / "other" / REVIEWS, run / REVIEWS)
+    shutil.copy(tmp_path / "other" / REVIEW_FILE, run / REVIEW_FILE)
     with pytest.raises(StoreError, match="of this run, but line 1 is about a fault of another"):
         themis.open_run(run)
 
@@ -222,8 +222,8 @@ def test_marks_of_another_run_are_refused(run, tmp_path):
 )
 def test_damaged_marks_are_refused(run, capsys, change, reason):
     review(run, 2)
-    lines = (run / REVIEWS).read_text().splitlines()
-    (run / REVIEWS).write_text(lines[0] + "\n" + json.dumps(json.loads(lines[1]) | change) + "\n")
+    lines = (run / REVIEW_FILE).read_text().splitlines()
+    (run / REVIEW_FILE).write_text(lines[0] + "\n" + json.dumps(json.loads(lines[1]) | change) + "\n")
     assert main(["review", str(run), "--results"]) == 3
     assert "line 2" in (error := capsys.readouterr().err)
     assert reason in error
@@ -231,7 +231,7 @@ def test_damaged_marks_are_refused(run, capsys, change, reason):
 
 def test_a_link_in_place_of_the_marks_is_not_followed(run, tmp_path):
     (tmp_path / "precious").write_text("")
-    (run / REVIEWS).symlink_to(tmp_path / "precious")
+    (run / REVIEW_FILE).symlink_to(tmp_path / "precious")
     with pytest.raises(UsageError, match="symbolic link"):
         review(run, 1)
     assert (tmp_path / "precious").read_text() == ""

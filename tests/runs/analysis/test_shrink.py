@@ -13,7 +13,7 @@ import themis
 from themis import Perturbation, Target, Theta, UsageError
 from themis.perturb.perturbation import column
 from themis.progress import shown_by
-from themis.runs.analysis.shrink import BISECTIONS, MOST_SWEEPS, NUDGE, shrink
+from themis.runs.analysis.shrink import BISECTIONS, MAX_SWEEPS, PROBE_SHARE, shrink
 from themis.runs.replay import Replayer, read_run
 from themis.runs.store.reader import Reader
 
@@ -119,7 +119,7 @@ def test_dimensions_that_do_not_matter_go_back_to_their_identity():
         assert each.not_needed == ("down", "idle")
         assert each.after["down"] == 0
         assert each.after["idle"] == 1
-        assert needed(each) <= each.after["up"] + 1e-6 <= needed(each) * (1 + 2 * NUDGE)
+        assert needed(each) <= each.after["up"] + 1e-6 <= needed(each) * (1 + 2 * PROBE_SHARE)
         assert each.sentence.startswith(f"up {each.after['up']:.4g} instead of ")
         assert each.sentence.endswith(" is enough; down and idle are not needed")
         assert each.passes < 60
@@ -174,7 +174,7 @@ def test_dimensions_that_are_needed_together_each_end_at_a_boundary():
     for each in shrunk:
         for name, half in zip("ab", seeds()[0][each.seed_id].chunk(2, dim=1), strict=True):
             least = 0.5 - float(half.mean())
-            assert least <= each.after[name] + 1e-6 <= least * (1 + 2 * NUDGE)
+            assert least <= each.after[name] + 1e-6 <= least * (1 + 2 * PROBE_SHARE)
         assert each.sentence.endswith(" are enough")
 
 
@@ -281,7 +281,7 @@ def test_passes_are_batched_over_faults():
     most_steps = 2 + BISECTIONS + 3 * (2 + BISECTIONS) * 2
     assert calls <= n_chunks * most_steps
     assert tests > 25 * calls
-    assert most_steps < MOST_SWEEPS * 3 * (2 + BISECTIONS)
+    assert most_steps < MAX_SWEEPS * 3 * (2 + BISECTIONS)
 
 
 def test_progress_counts_every_test_and_stays_within_its_limit():

@@ -67,7 +67,7 @@ def test_faults_and_replays_are_printed_in_a_line(run):
 
 
 def test_an_unknown_id_is_refused(run):
-    with pytest.raises(UsageError, match="id must be that of one of"):
+    with pytest.raises(UsageError, match="id must be the number of one of"):
         run.faults.by_id(10**9)
 
 

@@ -24,7 +24,7 @@ from themis.campaign import recorder
 from themis.runs.faults import telling
 from themis.runs.store import tensors, writer
 from themis.runs.store.reader import Reader
-from themis.runs.store.schema import SCHEMA
+from themis.runs.store.schema import SCHEMA_VERSION
 from themis.runs.store.tensors import choose_kept, read_tensors
 
 pytestmark = pytest.mark.xdist_group("campaign")
@@ -74,7 +74,7 @@ def stored(trained, tmp_path_factory):
 
 
 def test_large_inputs_that_will_not_be_stored_are_not_copied(stored, trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(recorder, "LARGE", 0)
+    monkeypatch.setattr(recorder, "MIN_SELECTED_BYTES", 0)
     copied, add = [], writer.Writer.add_faults
 
     def watch(self, stop, columns, tensors):
@@ -110,7 +110,7 @@ def test_no_input_is_copied_if_none_is_stored(trained, tmp_path, monkeypatch):
 
 @pytest.mark.quick
 def test_portions_have_every_row_once_whatever_the_sizes_of_the_parts(monkeypatch):
-    monkeypatch.setattr(tensors, "AT_ONCE_BYTES", 400)
+    monkeypatch.setattr(tensors, "NEW_FILE_BYTES", 400)
     clean, seed = torch.rand(4, 5), torch.randint(4, (40,))
     parts = []
     for first, stop in ((0, 3), (3, 3), (3, 30), (30, 31), (31, 40)):
@@ -167,9 +167,9 @@ def test_many_small_files_are_merged(trained, tmp_path, written_at_once):
 
 def test_pending_tensors_do_not_fill_the_memory_while_a_slow_disk_is_spared(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "WRITING_SHARE", 1e-12)  # writing takes more than its share of the time
-    monkeypatch.setattr(writer, "LATEST_FAULTS", 1e9)
-    monkeypatch.setattr(writer, "AT_ONCE_BYTES", 1 << 17)
-    monkeypatch.setattr(tensors, "AT_ONCE_BYTES", 1 << 15)
+    monkeypatch.setattr(writer, "MAX_FAULT_DELAY", 1e9)
+    monkeypatch.setattr(writer, "NEW_FILE_BYTES", 1 << 17)
+    monkeypatch.setattr(tensors, "NEW_FILE_BYTES", 1 << 15)
     pending, flush = [], writer.Writer.flush
 
     def watch(self, *arguments, **options):
@@ -188,7 +188,7 @@ def test_pending_tensors_do_not_fill_the_memory_while_a_slow_disk_is_spared(trai
 
 def test_tests_run_while_faults_are_written_and_nobody_hears_of_them_before(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "WRITING_SHARE", 1e-12)  # writing takes more than its share, so nobody waits for it
-    monkeypatch.setattr(writer, "LATEST_FAULTS", 0.0)
+    monkeypatch.setattr(writer, "MAX_FAULT_DELAY", 0.0)
     path, has_run, overlaps, heard = tmp_path / "run", threading.Event(), [], []
     write = writer._Store.write_rows
 
@@ -214,7 +214,7 @@ def test_tests_run_while_faults_are_written_and_nobody_hears_of_them_before(trai
 
 
 def test_a_disk_that_fails_beside_the_campaign_stops_it(trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(writer, "LATEST_FAULTS", 0.0)
+    monkeypatch.setattr(writer, "MAX_FAULT_DELAY", 0.0)
     heard, written, write = [], [], writer._Store.write_rows
 
     def fail_later(self, pending, state):
@@ -250,7 +250,7 @@ def test_columns_that_share_their_memory_are_written_and_read(tmp_path):
 
 
 ARRAYS = {
-    **{str(dtype): torch.arange(6).reshape(2, 3).to(dtype) for dtype in tensors._TYPES},
+    **{str(dtype): torch.arange(6).reshape(2, 3).to(dtype) for dtype in tensors._DTYPE_NAMES},
     "turned": torch.rand(4, 5).T,
     "one number": torch.tensor(3.5),
     "a row of another array": torch.arange(12.0).reshape(3, 4)[1],
@@ -311,7 +311,7 @@ def test_pandas_reads_the_folder_without_themis(stored):
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize(("version", "whose"), [(SCHEMA + 1, "a newer"), (SCHEMA - 1, "an older")])
+@pytest.mark.parametrize(("version", "whose"), [(SCHEMA_VERSION + 1, "a newer"), (SCHEMA_VERSION - 1, "an older")])
 def test_another_schema_is_refused_and_left_unchanged(stored, tmp_path, version, whose):
     import shutil
 
@@ -321,7 +321,7 @@ def test_another_schema_is_refused_and_left_unchanged(stored, tmp_path, version,
     before = (tmp_path / "run/run.sqlite").read_bytes()
     for attempt in (Reader, themis.resume):
         with pytest.raises(
-            StoreError, match=f"must have schema {SCHEMA}, but it has {version}: {whose} Themis wrote it"
+            StoreError, match=f"must have schema {SCHEMA_VERSION}, but it has {version}: {whose} Themis wrote it"
         ):
             attempt(tmp_path / "run")
     assert (tmp_path / "run/run.sqlite").read_bytes() == before

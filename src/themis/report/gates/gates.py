@@ -1,4 +1,4 @@
-"""Gates: may this model ship? Each gate is a limit on what a campaign found, and passes or fails."""
+"""Gates decide whether a model may ship: each is a limit on a result of a campaign, and passes or fails."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ __all__ = ["METRICS", "GateResult", "GateResults", "Gates", "check_gates", "writ
 
 # The limits, as users write them
 
-_MORE = "raise the budget with --max-tests or --max-seconds, or lower the limit"
-_BETTER = "train the model better, or lower the limit"
+_MORE_TESTS = "raise the budget with --max-tests or --max-seconds, or lower the limit"
+_BETTER_MODEL = "train the model better, or lower the limit"
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,17 @@ class Metric:
 
     about: str
     missing: str
-    """Why a run may lack it, and what to do."""
-    remedy: str = _MORE
-    """How to raise it."""
+    """Why a run may lack this figure, and what to do about it."""
+    remedy: str = _MORE_TESTS
+    """How to raise the figure."""
     forecast: str = ""
-    """The figure of the summary that says how many more tests that takes."""
+    """The name in the summary of the number of further tests that this takes."""
     read: Callable[[dict[str, Any]], float | None] | None = None
-    """How to read it from the summary, if not by its name."""
+    """How to read the figure from the summary; by default by the metric's name."""
 
 
 def _recall(summary: dict[str, Any]) -> float | None:
-    """The recall. Without any fault there is nothing to recall, and the residual risk decides."""
+    """The recall; if no fault was found, 1 or 0 depending on whether the residual risk is small."""
     recall: float | None = summary.get("recall")
     risk = summary.get("residual_risk")
     if summary["distinct_faults"] or summary.get("reachable_faults") is None or risk is None:
@@ -64,8 +64,8 @@ def _recall(summary: dict[str, Any]) -> float | None:
 NOTHING_TO_COVER = "the model has no hidden layers, so there are no neurons to cover: remove this gate"
 _NO_LABELS = "the task is not a {} with labels: remove this gate"
 METRICS = {
-    "coverage": Metric("of the sampled neurons", "no neuron was judged", _MORE, "forecast_tests"),
-    "coverage_all": Metric("of all neurons", "no neuron was judged", _MORE, "forecast_tests"),
+    "coverage": Metric("of the sampled neurons", "no neuron was judged", _MORE_TESTS, "forecast_tests"),
+    "coverage_all": Metric("of all neurons", "no neuron was judged", _MORE_TESTS, "forecast_tests"),
     "coverage_low": Metric(
         "of all neurons, as the lower end of the 95% interval",
         "there are too few seeds for an interval: add more",
@@ -83,10 +83,10 @@ METRICS = {
     "clean_accuracy": Metric(
         "of the clean inputs answered correctly",
         "the data has no labels, or the task has no accuracy: remove this gate",
-        _BETTER,
+        _BETTER_MODEL,
     ),
-    "clean_iou": Metric("mean IoU of the clean answers", _NO_LABELS.format("segmentation"), _BETTER),
-    "clean_map": Metric("mean average precision of the clean answers", _NO_LABELS.format("detection"), _BETTER),
+    "clean_iou": Metric("mean IoU of the clean answers", _NO_LABELS.format("segmentation"), _BETTER_MODEL),
+    "clean_map": Metric("mean average precision of the clean answers", _NO_LABELS.format("detection"), _BETTER_MODEL),
     "criterion": Metric(
         "scored by the campaign's criterion",
         "the campaign had no criterion: run it with --criterion NAME",
@@ -98,23 +98,23 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Gates:
-    """The limits of a run. There is always one more gate: that the campaign was completed."""
+    """The limits of a run. One further gate is always checked: that the campaign was completed."""
 
     fail_under: tuple[tuple[str, float], ...] = ()
     """Metrics and their smallest allowed values."""
     max_fault_rate: float | None = None
     """The largest allowed upper end of the 95% interval of the fault rate."""
     max_new_faults: int | None = None
-    """The largest allowed number of new faults: those that do not break the model of the baseline."""
+    """The largest allowed number of new faults, which do not break the model of the baseline."""
     baseline: AnyRun | None = None
     trust: Trusted = False
     """Run folders whose code may run although they were not made on this machine by this user."""
     allow_constant: bool = False
     """Whether a limit on faults may pass although the clean answers are no better than a constant."""
     slice_by: str | None = None
-    """Columns for whose slices `max_fault_rate` holds too; by default those that the run has slices by."""
+    """Columns whose slices `max_fault_rate` applies to as well; by default those of the run."""
     max_valid_fault_rate: float | None = None
-    """The largest allowed upper end of the interval of the rate of valid faults, by the marks of people."""
+    """The largest allowed upper end of the interval of the rate of valid faults, judging by reviewers' marks."""
 
     def __post_init__(self) -> None:
         for name in ("max_fault_rate", "max_valid_fault_rate"):
@@ -128,7 +128,7 @@ class Gates:
 
     @staticmethod
     def of(fail_under: str | Iterable[str] | dict[str, float] = (), **limits: Any) -> Gates:
-        """Parse gates as a user writes them: `fail_under` is "coverage=0.99", several of these, or a dict."""
+        """Parse gates as users write them: `fail_under` is "coverage=0.99", a list of such texts, or a dict."""
         if isinstance(fail_under, str):
             fail_under = fail_under.split(",")
         if not isinstance(fail_under, dict):
@@ -146,7 +146,7 @@ class Gates:
         return bool(self.fail_under) or any(limit is not None for limit in limits)
 
     def check_ahead(self, uniform_share: float, perturbation: str | None = None) -> None:
-        """Refuse gates that could not be checked after a campaign, before it runs; `perturbation` is its code."""
+        """Refuse, before a campaign, gates that could not be checked after it; `perturbation` is its code."""
         if self.max_fault_rate is not None and uniform_share == 0:
             raise UsageError("max_fault_rate needs a uniform_share above 0: set it to 0.2, or remove the gate")
         if isinstance(self.baseline, str | Path):
@@ -179,14 +179,14 @@ CONSTANT_REMEDY = (
     "(allow_constant=True)"
 )
 N_TELLING = 3
-"""Faults that are shown with the results."""
+"""Most telling faults shown with the results."""
 
 
 def check_gates(run: AnyRun, gates: Gates, *, folder: str | Path | None = None, remedy: str = "") -> GateResults:
     """Check a finished run, or its folder, against gates.
 
-    folder: where the run was written to, if it does not say so itself. remedy: advice for a baseline whose model is no
-    longer the one that was tested.
+    folder: the run folder, if the run does not know it. remedy: advice for a baseline whose model is not the one that
+    was tested.
     """
     run = as_run(run, gates.trust)
     own = run.folder if folder is None else Path(folder)
@@ -288,7 +288,7 @@ def _check_rate(most: float, summary: dict[str, Any], remedy: str) -> GateResult
 
 
 def _limit_rate(gate: str, rate: Estimate, most: float, found: str, remedies: tuple[str, str]) -> GateResult:
-    """A gate on the upper end of a rate; `remedies`: what to do about the rate, and what makes its interval smaller."""
+    """A gate on the upper end of a rate; `remedies`: how to lower the rate, and what narrows its interval."""
     upper, limit = distinguishable(rate.high, most)
     has_passed = rate.high <= most
     text = f"{found}; the upper end of {upper} is {_place(has_passed)} the limit of {limit}"
@@ -303,7 +303,7 @@ def _place(is_within: bool) -> str:
 
 
 def _check_decision(decision: Decision | SuiteDecision, value: float | None, remedy: str) -> GateResult:
-    """The gate of a campaign or a suite that was to decide a claim. remedy: what to do if it has not."""
+    """The gate of a campaign or a suite with a claim to decide. remedy: what to do if the claim is undecided."""
     if decision.verdict != UNDECIDED:
         remedy = "improve the model, or claim less"
     limit = read_claim(decision.claim)[1]
@@ -311,10 +311,10 @@ def _check_decision(decision: Decision | SuiteDecision, value: float | None, rem
 
 
 def check_slices(most: float, slices: Sequence[SliceRate]) -> list[GateResult]:
-    """A gate for each slice, which fails if the slice is certainly over the limit, and one on how many can be judged.
+    """One gate per slice, which fails if the slice is over the limit with certainty, and a gate on judging any slice.
 
-    The limits of all slices hold together. A slice can be judged if as many seeds that break three times as often as
-    allowed would be over the limit.
+    The limits of all slices hold together. A slice can be judged if it has enough seeds to be found over the limit
+    when its fault rate is three times the limit.
     """
     if not slices:
         return []
@@ -354,7 +354,7 @@ def _check_valid_rate(most: float, folder: Path | None) -> GateResult:
 
 
 def refuse_constant(result: GateResult, summary: dict[str, Any]) -> GateResult:
-    """The result of a limit on faults, which a model cannot pass if its clean answers are no better than a constant."""
+    """Fail a limit on faults if the model's clean answers are no better than a constant."""
     constant = summary.get("constant")
     if constant is None:
         return result
@@ -381,7 +381,7 @@ def _check_new_faults(most: int, difference: Diff) -> GateResult:
 
 
 def distinguishable(value: float, limit: float, is_share: bool = True) -> list[str]:
-    """Both numbers as text, with as many digits as it takes to tell them apart."""
+    """Both numbers as text, with enough digits to tell them apart."""
     pairs = [[percent(x, k) if is_share else f"{x:.{k + 3}g}" for x in (value, limit)] for k in (1, 2, 4, 8)]
     return next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
 
@@ -394,7 +394,10 @@ def check_suite_gates(
     rebuild_baseline: Rebuild | None = None,
     remedy: str = "",
 ) -> GateResults:
-    """Check the members of a suite; `rebuild`, `rebuild_baseline`: how the first ones are opened if models moved."""
+    """Check the members of a suite against gates.
+
+    rebuild, rebuild_baseline: how to open the first member of the suite and of the baseline if their models have moved.
+    """
     with ExitStack() as stack:
         members = stack.enter_context(open_members(suite, rebuild, gates.trust))
         baseline = None
@@ -442,7 +445,7 @@ def check_mce(most: float, errors: CorruptionErrors) -> GateResult:
 
 
 def check_suite_ahead(gates: Gates, uniform_share: float) -> None:
-    """Refuse gates that could not be checked after a suite, before it runs."""
+    """Refuse, before a suite runs, gates that could not be checked after it."""
     replace(gates, baseline=None, max_new_faults=None).check_ahead(uniform_share)
     if gates.baseline is not None:
         _check_baseline(gates.baseline)

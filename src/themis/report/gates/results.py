@@ -1,4 +1,4 @@
-"""The results of gates, of a run or of a suite: in words, as plain data, for CI systems, and recorded in the folder."""
+"""The results of gates of a run or a suite: as text, as plain data, for CI systems, and recorded in the folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from themis.reading import flag, items, read_json, record, text, whole
 from themis.runs.analysis.diff import Diff, code, escape, replay_command, table
 from themis.runs.display.fault import describe_fault
 from themis.runs.fault import Fault
-from themis.runs.store.files import COMMENT, explained, made_by, write_fresh
+from themis.runs.store.files import TEXT_MARK, explained, made_by, write_fresh
 from themis.settings import UNDECIDED
 from themis.suites.result import COLUMNS, SuiteRun, table_rows
 
@@ -34,7 +34,7 @@ class GateResult:
     """The value and the limit, in words."""
     remedy: str = ""
     is_judged: bool = True
-    """False if there are too few tests to judge; the gate has then not failed either."""
+    """False if there are too few tests to judge; the gate is then skipped rather than failed."""
 
     @property
     def word(self) -> str:
@@ -50,7 +50,7 @@ class GateResult:
 
 @dataclass(frozen=True)
 class GateResults:
-    """The results of all gates of a run; or those on a suite as a whole, and the results of its members."""
+    """The results of all gates of a run, or of the gates on a whole suite with the results of its members."""
 
     run: str
     results: tuple[GateResult, ...]
@@ -60,7 +60,7 @@ class GateResults:
     diff: Diff | None = field(default=None, repr=False)
     folder: Path | None = None
     figures: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """The key figures of a run, by name and in words."""
+    """The key figures of a run as (name, text)."""
     members: tuple[tuple[str, GateResults], ...] | None = None
     """The results of each member of a suite, by its name; None for a run."""
 
@@ -72,14 +72,14 @@ class GateResults:
 
     @property
     def parts(self) -> list[tuple[str, GateResults]]:
-        """The results by member, and of the suite as a whole if there are any; of a run, only its own."""
+        """The results by member, preceded by those on the whole suite if there are any; for a run, only its own."""
         if self.members is None:
             return [("", self)]
         return [*([("all", replace(self, members=None))] if self.results else []), *self.members]
 
     @property
     def rows(self) -> list[tuple[str, GateResult]]:
-        """All gates by member, those that failed first; of a suite, without the campaigns that were completed."""
+        """All gates with their member, failed ones first; for a suite, without the gates on completed campaigns."""
         rows = [(name, result) for name, part in self.parts for result in part.results]
         if self.members is not None:
             rows = [(name, result) for name, result in rows if result.gate != "campaign" or not result.has_passed]
@@ -87,7 +87,7 @@ class GateResults:
 
     @property
     def failed(self) -> list[GateResult]:
-        """The gates of the run, or on the suite as a whole, that have failed."""
+        """The failed gates of the run, or on the suite as a whole."""
         return [result for result in self.results if not result.has_passed]
 
     @property
@@ -96,25 +96,25 @@ class GateResults:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether the only gate that has not passed is a claim that is neither shown nor refuted."""
+        """Whether the only gate that has not passed is an undecided claim."""
         failed = [result.gate for _, part in self.parts for result in part.failed]
         return failed == ["decide"] and self.summary["decision"]["verdict"] == UNDECIDED
 
     @property
     def has_limits(self) -> bool:
-        """Whether there is a gate besides the one on the end of the campaign."""
+        """Whether there is a gate besides the one that the campaign was completed."""
         return self.members is not None or any(result.gate != "campaign" for result in self.results)
 
     @property
     def lines(self) -> list[str]:
-        """One line per gate; those of a suite name the member, and those that failed come first."""
+        """One line per gate; for a suite, with the name of the member and failed gates first."""
         if self.members is None:
             return [result.line for result in self.results]
         return [f"{result.line[:8]}{name} {result.line[8:]}" for name, result in self.rows]
 
     @property
     def failed_lines(self) -> list[str]:
-        """One line per gate that has failed."""
+        """One line per failed gate."""
         return [line for line in self.lines if line.startswith("FAILED")]
 
     @property
@@ -158,14 +158,11 @@ class GateResults:
 
 GATES_FILE = "gates.json"
 _ROW = record({**dict.fromkeys(("member", "gate", "text", "remedy"), text()), "has_passed": flag}, {"is_judged": flag})
-_FORM = record(
-    {"tests": whole(), "sentence": text(), "rows": items(_ROW)},
-    {"made_by": text()},
-)
+_FORM = record({"tests": whole(), "sentence": text(), "rows": items(_ROW)}, {"made_by": text()})
 
 
 def record_gates(results: GateResults) -> None:
-    """Write the results into the folder, and those of members into theirs."""
+    """Write the results into their folder, and those of members into the members' folders."""
     if results.folder is None:
         return
     rows = [
@@ -184,7 +181,7 @@ def record_gates(results: GateResults) -> None:
 
 
 def read_gates(folder: Path, tests: int) -> dict[str, Any] | None:
-    """The recorded results, those that failed first; None if there are none, or if there were more tests since then."""
+    """The recorded results, failed ones first; None if there are none, or if more tests have run since."""
     problem = "is damaged ({}): remove it, and write it again with themis gate"
     plain: dict[str, Any] | None = read_json(folder / GATES_FILE, _FORM, problem)
     return plain if plain is not None and plain["tests"] == tests else None
@@ -194,9 +191,10 @@ def read_gates(folder: Path, tests: int) -> dict[str, Any] | None:
 
 
 def write_markdown(path: str | Path, results: GateResults, *, report: str | Path | None = None) -> None:
-    """Append a summary to a file: CI systems collect the summaries of all steps in one file.
+    """Append a summary to a file, in which CI systems collect the summaries of all steps.
 
-    It has the overall result, the gates, the key figures, the most telling faults of a run and how to replay them.
+    It has the overall result, the gates, the key figures, and the most telling faults of a run with the command that
+    replays them.
     """
     mark = "❌" if results.has_failed else "✅" if results.has_limits else "▫️"
     if results.members is None:
@@ -215,7 +213,7 @@ def write_markdown(path: str | Path, results: GateResults, *, report: str | Path
         with explained(file), file.open("ab") as end:
             end.write(text.encode("utf-8", "replace"))
     except StoreError:
-        if size is not None:  # nothing stays half written
+        if size is not None:  # remove what was written in part
             os.truncate(file, size)
         raise
 
@@ -236,7 +234,7 @@ def _describe_run(results: GateResults) -> list[str]:
 
 
 def _replay(results: GateResults) -> list[str]:
-    """The command that replays the most telling faults, if there are any in a folder."""
+    """The command that replays the most telling faults, if there are any and the run has a folder."""
     ids = [fault.id for fault in results.telling]
     return [replay_command(str(results.folder), *ids)] if ids and results.folder is not None else []
 
@@ -250,12 +248,12 @@ def legal(text: str) -> str:
 
 
 def write_junit(path: str | Path, results: GateResults, *, report: str | Path | None = None) -> None:
-    """Write one test suite per run, which names its report; only an earlier file of this function is replaced."""
+    """Write JUnit XML with one test suite per run; replaces only a file that this function wrote."""
     root = Element("testsuites")
     for k, (_, part) in enumerate(results.parts):
         _add_suite(root, k, part, [] if report is None else [f"report: {report}"])
     indent(root)
-    text = f"<?xml version='1.0' encoding='utf-8'?>\n{COMMENT}\n{legal(tostring(root, encoding='unicode'))}\n"
+    text = f"<?xml version='1.0' encoding='utf-8'?>\n{TEXT_MARK}\n{legal(tostring(root, encoding='unicode'))}\n"
     write_fresh(Path(path), text.encode(), remedy="choose another, or remove it")
 
 

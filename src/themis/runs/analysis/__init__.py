@@ -1,1 +1,1 @@
-"""What can be learned from a finished run: shrinking, grouping and locating faults, robustness."""
+"""Analysing a finished run: shrinking, grouping and comparing faults, robustness, reviews, rates in operation."""

@@ -1,4 +1,4 @@
-"""The test bench: runs tests on the seeds of a finished campaign in batches, in its process or from its folder."""
+"""The test bench: runs further tests in batches on the seeds of a finished campaign."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from themis.errors import DataError
 from themis.measure.calculator import Calculator
 from themis.measure.distance import distances, is_similar
 from themis.measure.tests import Floats, Ints, Tests
-from themis.perturb.table import COUNTED
+from themis.perturb.table import COUNT_THETA
 from themis.progress import advance, step
 from themis.runs.estimates import range_shares
 from themis.runs.fault import Fault
@@ -21,12 +21,12 @@ from themis.runs.replay import missing_seed
 from themis.runs.run import Run
 
 Outcomes = dict[str, NDArray[Any]]
-"""What tests show, by name: `is_fault`, `answer`, `margin` and their distances. A test that is too dissimilar from its
-seed is not a fault."""
+"""The results of tests as columns: `is_fault`, `answer`, `margin`, `is_similar` and the distances from the seed. A test
+that is too dissimilar from its seed is not a fault."""
 
 
 class TestBench:
-    """Runs tests in chunks of one shape, so that the steps of a bisection are comparable. The target must be open."""
+    """Runs tests in chunks of one shape, so that running a test twice gives the same bits. The target must be open."""
 
     __test__ = False
 
@@ -39,26 +39,26 @@ class TestBench:
             np.array([getattr(theta, end) for theta in self.theta], dtype=np.float32)
             for end in ("low", "high", "identity")
         )
-        self.is_whole = np.array([theta.unit == COUNTED.unit for theta in self.theta])  # a table's features are counted
+        self.is_whole = np.array([theta.unit == COUNT_THETA.unit for theta in self.theta])  # a number of table features
 
     @contextmanager
     def step(self, text: str, n_tests: int) -> Iterator[None]:
-        """A step that runs at most `n_tests` tests; it shows how many it has run."""
+        """A step of progress that runs at most `n_tests` tests, and shows how many have been run."""
         self._n_done, self._n_tests = 0, n_tests
         with step(text):
             yield
 
     def rows(self, seed_id: Ints) -> Ints:
-        """Rows of seeds among the bench's seeds."""
+        """The rows of seeds with these ids."""
         return rows_of(seed_id, self.seeds)
 
     def settled(self, theta: NDArray[Any]) -> Floats:
-        """Theta as it is run: within its bounds, and rounded where the perturbation rounds it."""
+        """Theta as it will be run: within its bounds, and rounded where the perturbation rounds it."""
         rounded = np.where(self.is_whole, np.floor(theta + 0.5), theta)
         return rounded.astype(np.float32).clip(self.low, self.high)
 
     def shares(self, theta: NDArray[Any]) -> NDArray[np.float64]:
-        """How far each dimension is from its identity to the bound on that side, 0 to 1."""
+        """The distance of each dimension from its identity, as a share of the range on that side, 0 to 1."""
         return range_shares(theta, self.low, self.high, self.identity)
 
     def strength(self, theta: NDArray[Any]) -> NDArray[np.float64]:
@@ -95,16 +95,16 @@ class TestBench:
 
     @property
     def cost(self) -> int:
-        """Passes per test."""
+        """Passes that one test takes."""
         return self.calculator.cost(needs_gradient=False)
 
     def usable(self) -> Ints:
-        """Rows of the seeds that a campaign tests: those that the model answers correctly without a disturbance."""
+        """Rows of the seeds that the model answers correctly without a disturbance, which a campaign tests."""
         return np.asarray(self.calculator.clean.usable.cpu())
 
 
 def rows_of(seed_id: Ints, seeds: Seeds) -> Ints:
-    """The rows of these seeds; refuses data that lacks one."""
+    """The rows of the seeds with these ids; refuses data that lacks one of them."""
     known = seeds.seed_id.numpy()
     order = np.argsort(known, kind="stable")
     rows: Ints = order[np.searchsorted(known, seed_id, sorter=order).clip(max=len(known) - 1)]
@@ -125,6 +125,6 @@ def tests_of(faults: Sequence[Fault], seeds: Seeds) -> Tests:
 
 @contextmanager
 def open_bench(run: Run, seed_id: Ints | None = None, chunk: int | None = None) -> Iterator[TestBench]:
-    """A bench for these seeds, by default all; chunk: tests per forward pass, by default as recorded."""
+    """Open a bench for these seeds, by default all; chunk: tests per forward pass, by default as recorded."""
     with run.handle.opened(seed_id, chunk) as calculator:
         yield TestBench(calculator, run.handle.random_seed)

@@ -1,4 +1,4 @@
-"""Comparing two runs: versions of a model by the same tests on both, or techniques by what each of them found."""
+"""Comparing two runs: versions of a model by the same tests on both, or techniques by the faults that each found."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from themis.search.policy import Space
 from themis.settings import policy_name
 from themis.text import counted, percent
 
-NEW_TESTS = 2000
-"""New tests that are drawn and run on both models."""
+N_NEW_TESTS = 2000
+"""New tests that are drawn and run on both models, by default."""
 DIFF_KINDS = ("auto", "versions", "techniques")
 MODEL_REMEDY = "pass themis.open_run(folder, target, data) instead of the folder"
 
@@ -37,10 +37,10 @@ class DiffOptions:
     """How two runs are compared, see `themis.diff`."""
 
     kind: str = "auto"
-    tests: int = NEW_TESTS
+    tests: int = N_NEW_TESTS
     random_seed: int = 0
     comparisons: int = 1
-    """How many pairs of runs are compared together; verdicts and intervals allow for it."""
+    """How many pairs of runs are compared together; verdicts and intervals are corrected for it."""
 
     def __post_init__(self) -> None:
         if self.kind not in DIFF_KINDS:
@@ -50,7 +50,10 @@ class DiffOptions:
 
 
 class Side:
-    """One of two runs that are compared; `name` is that of a run without a folder, `remedy` how to name its model."""
+    """One of two runs that are compared.
+
+    name: what to call a run without a folder. remedy: what errors advise if its model is not the one that was tested.
+    """
 
     def __init__(self, run: Run, name: str = "the run", remedy: str = MODEL_REMEDY) -> None:
         self.run, self.name, self.remedy = run, str(run.folder or name), remedy
@@ -71,7 +74,7 @@ class Side:
         }
 
     def has_same_model(self, other: Side) -> bool:
-        """Whether both runs tested one model: the same hash, and created in the same way as far as both record it."""
+        """Whether both runs tested one model: with the same hash and, if both record it, created in the same way."""
         recipes = (self._recipe(), other._recipe())
         return self.tested.model == other.tested.model and (None in recipes or recipes[0] == recipes[1])
 
@@ -108,7 +111,7 @@ def diff_runs(first: Side, second: Side, options: DiffOptions) -> diff.Diff:
 
 
 def check_perturbations(first: Side, second: Side) -> None:
-    """Refuse runs whose tests cannot be run on the other's model: other perturbations, or no common theta."""
+    """Refuse runs with different perturbations, or whose ranges of theta do not overlap."""
     names = [[name for name, _, _ in side.theta] for side in (first, second)]
     if names[0] != names[1] or first.tested.perturbation != second.tested.perturbation:
         raise UsageError(
@@ -125,18 +128,18 @@ def check_perturbations(first: Side, second: Side) -> None:
 
 
 def common_box(first: Side, second: Side) -> tuple[Floats, Floats]:
-    """Bounds of the theta that both campaigns could draw."""
+    """The bounds of the theta that both campaigns could have drawn."""
     low, high = (
         np.array([[theta[k] for theta in side.theta] for side in (first, second)], dtype=np.float32) for k in (1, 2)
     )
     return low.max(0), high.min(0)
 
 
-SIGNIFICANCE = 0.02
-"""The p value below which there is a difference. A search that has luck on one seed goes on to others like it, so that
-at 0.05 one in twelve pairs of runs of one policy would differ; at this level it is one in twenty."""
-ALIKE_BUDGETS = 0.05
-"""Budgets that differ by at most this share are alike."""
+TECHNIQUE_SIGNIFICANCE = 0.02
+"""The p value below which techniques differ. A search that is lucky on one seed moves on to similar seeds, so at 0.05
+one in twelve pairs of runs of the same policy would differ; at this level it is one in twenty."""
+BUDGET_TOLERANCE = 0.05
+"""Relative difference up to which two budgets count as equal."""
 TECHNIQUE_VERDICTS = {
     "even": "no difference that the seeds can show",
     "more": "the second broke more",
@@ -145,7 +148,7 @@ TECHNIQUE_VERDICTS = {
 
 
 def compare_techniques(first: Side, second: Side, comparisons: int = 1) -> diff.Diff:
-    """Compare the distinct faults and the failing seeds of two runs; one of `comparisons` that are made together."""
+    """Compare the distinct faults and the failing seeds of two runs; corrects for `comparisons` made together."""
     if first.tested.data != second.tested.data:
         raise DataError(
             f"two techniques need the same data, but {first.name} and {second.name} differ: run one of them again"
@@ -164,7 +167,7 @@ def compare_techniques(first: Side, second: Side, comparisons: int = 1) -> diff.
         only_second,
         mcnemar(only_first, only_second),
     )
-    level = SIGNIFICANCE / comparisons
+    level = TECHNIQUE_SIGNIFICANCE / comparisons
     has_difference = overlap.p_value < level
     verdict = "even" if not has_difference else "more" if only_second > only_first else "fewer"
     limit = "" if has_difference else f", and a difference takes less than {level:.2g}"
@@ -175,7 +178,7 @@ def compare_techniques(first: Side, second: Side, comparisons: int = 1) -> diff.
         f"(McNemar p = {overlap.p_value:.2g}{limit})."
     )
     notes = []
-    if abs(a["passes"] - b["passes"]) > ALIKE_BUDGETS * max(a["passes"], b["passes"]):
+    if abs(a["passes"] - b["passes"]) > BUDGET_TOLERANCE * max(a["passes"], b["passes"]):
         notes.append("the budgets differ: more passes find more faults")
     if first.theta != second.theta:
         notes.append("the ranges of theta differ: the wider range breaks more seeds")
@@ -190,14 +193,14 @@ def mcnemar(n_first: int, n_second: int) -> float:
     return float(binomtest(n_first, n).pvalue) if n else 1.0
 
 
-STREAM = 2
-"""Random stream of the new tests: no campaign uses it, whatever its random seed."""
-FOR_AGAIN = 101
-"""Purpose of the random numbers for further noise."""
+NEW_TESTS_STREAM = 2
+"""The random stream of the new tests, which no campaign uses."""
+FOR_NEW_NOISE = 101
+"""The purpose of the random numbers that give a fault new noise."""
 NOISE_DRAWS = 8
-"""Draws of other noise at a fault's seed and theta before the other model counts as free of this fault."""
+"""Draws of new noise at a fault's seed and theta before the other model counts as free of this fault."""
 MAX_REPLAYED = 5000
-"""Distinct faults per run that are replayed; of more, this many spread evenly over the campaign."""
+"""Distinct faults per run that are replayed; of more faults, this many spread evenly over the campaign."""
 SEEDS_AT_ONCE = 1000
 
 Box = tuple[Floats, Floats]
@@ -205,12 +208,13 @@ Box = tuple[Floats, Floats]
 
 @dataclass(frozen=True)
 class Model:
-    """One of the two models: its bench, and the rows in it of the seeds that are compared, as in the other model's."""
+    """One of the two models; the seeds that are compared have the same order in both."""
 
     bench: TestBench
     rows: Ints
+    """The rows of the compared seeds in the bench."""
     is_correct: Bools
-    """Which of the seeds it answers correctly without a disturbance."""
+    """Which of these seeds the model answers correctly without a disturbance."""
     size: int
     """Tests per forward pass that both benches support."""
 
@@ -222,7 +226,7 @@ class Model:
         return np.asarray(self.bench.seeds.seed_id.numpy()[self.rows])
 
     def run(self, place: Ints, theta: Floats, noise_seed: Ints) -> Outcomes:
-        """Run tests of the seeds at these places."""
+        """Run tests of the seeds at these positions in `rows`."""
         with torch.no_grad():
             return self.bench.run(self.rows[place], theta, noise_seed, self.size)
 
@@ -231,7 +235,7 @@ Models = tuple[Model, Model]
 
 
 def compare_versions(first: Side, second: Side, n_tests: int, random_seed: int, comparisons: int = 1) -> diff.Diff:
-    """Run the faults of both runs and `n_tests` new tests on both models; one of `comparisons` made together."""
+    """Run the faults of both runs and `n_tests` new tests on both models; corrects for `comparisons` made together."""
     facts = (first.facts(), second.facts())
     for side in (first, second):
         side.check_model()
@@ -299,7 +303,10 @@ def _notes_of_faults(name: str, replayed: diff.ReplayedFaults) -> list[str]:
 
 
 def _judge(paired: diff.PairedTests, clean: diff.PairedClean | None) -> tuple[str, str]:
-    """There is a difference if its interval excludes 0; a suite mentions its clean accuracy once, not per member."""
+    """The verdict and a sentence. The models differ if the interval of the difference excludes 0.
+
+    Clean accuracy is left to a suite, which mentions it once for all its members.
+    """
     verdict = {1: "worse", -1: "better", 0: "even"}[paired.difference.sign]
     text = "No difference that these tests can show" if verdict == "even" else f"The model after is {verdict}"
     together = "" if paired.comparisons == 1 else f" for all {paired.comparisons} comparisons together"
@@ -330,7 +337,7 @@ def _judged_alike(benches: tuple[TestBench, TestBench]) -> Iterator[None]:
 
 
 def _share_seeds(first: Side, second: Side, benches: tuple[TestBench, TestBench]) -> Models:
-    """The models with the seeds that have the same number, input and label in both runs."""
+    """The models, restricted to the seeds with the same id, input and label in both runs."""
     seeds = (benches[0].seeds, benches[1].seeds)
     _, a, b = np.intersect1d(seeds[0].seed_id.numpy(), seeds[1].seed_id.numpy(), return_indices=True)
     if first.tested.data != second.tested.data:
@@ -364,7 +371,7 @@ def _are_equal(first: Seeds, second: Seeds, a: Ints, b: Ints) -> Bools:
 
 
 def _compare_clean(shared: Models) -> diff.PairedClean | None:
-    """The clean accuracy of both models; None without labels, when every answer counts as correct."""
+    """The clean accuracy of both models; None without labels, because every answer then counts as correct."""
     if any(model.bench.calculator.clean.labels is None for model in shared):
         return None
     before, after = (model.is_correct.astype(np.int64) for model in shared)
@@ -373,7 +380,7 @@ def _compare_clean(shared: Models) -> diff.PairedClean | None:
 
 
 def _usable_by_both(shared: Models) -> Models:
-    """The models with the seeds that both of them answer correctly."""
+    """The models, restricted to the seeds that both answer correctly."""
     first, second = shared
     is_usable = first.is_correct & second.is_correct
     if not is_usable.any():
@@ -382,19 +389,21 @@ def _usable_by_both(shared: Models) -> Models:
 
 
 def _run_paired(models: Models, box: Box, n: int, random_seed: int, comparisons: int) -> diff.PairedTests:
-    """Draw n tests, every seed once before any twice, and run them on both models."""
+    """Draw n tests, each seed once before any seed twice, and run them on both models."""
     bench, seed_id = models[0].bench, models[0].seed_id
     rows = np.arange(len(seed_id))
     space = Space.of(bench.calculator.perturbation, rows, seed_id, np.zeros(len(rows), np.float32), random_seed)
     space = replace(space, low=box[0], high=box[1])
     number, position = np.arange(n), space.cycle(0, n)
-    tests = space.tests(number, position, space.occurring_theta(STREAM, number), "uniform")
+    tests = space.tests(number, position, space.occurring_theta(NEW_TESTS_STREAM, number), "uniform")
     outcomes = [model.run(position, tests.theta, tests.noise_seed) for model in models]
     was_run = outcomes[0]["is_similar"] & outcomes[1]["is_similar"]
     if not was_run.any():
         raise DataError("a test must be similar enough to its seed, but none is: lower min_ssim, min_vif or magnitude")
     before, after = (model["is_fault"] & was_run for model in outcomes)
-    tested, failed_before, failed_after = (_by_seed(position, mask, len(rows)) for mask in (was_run, before, after))
+    tested, failed_before, failed_after = (
+        np.bincount(position[mask], minlength=len(rows)) for mask in (was_run, before, after)
+    )
     is_tested = tested > 0
     rates = paired_rates(tested[is_tested], failed_before[is_tested], failed_after[is_tested], comparisons)
     masks = {
@@ -440,7 +449,7 @@ def _replay_on_other(
     is_near = _has_weaker(seed_id[at], theta[at], other_faults, own.bench)
     for turn in range(NOISE_DRAWS if own.bench.calculator.perturbation.is_random else 0):
         left = np.flatnonzero(~is_near)
-        is_near[left] = breaks(other, at[left], rng.mix(FOR_AGAIN, turn, noise_seed[at[left]]))
+        is_near[left] = breaks(other, at[left], rng.mix(FOR_NEW_NOISE, turn, noise_seed[at[left]]))
 
     def ids(at: Ints) -> tuple[int, ...]:
         return tuple(sorted(faults[k].id for k in at.tolist()))
@@ -457,7 +466,7 @@ def _replay_on_other(
 
 
 def _has_weaker(seed_id: Ints, theta: Floats, others: Sequence[Fault], bench: TestBench) -> Bools:
-    """For which tests the other run has a fault of the same seed that is not stronger."""
+    """Which tests have a fault of the same seed in the other run that is no stronger."""
     weakest: dict[int, float] = {}
     for fault, strength in zip(others, bench.strength(_theta(others, bench)).tolist(), strict=True):
         weakest[fault.seed_id] = min(strength, weakest.get(fault.seed_id, np.inf))
@@ -470,27 +479,23 @@ def _theta(faults: Sequence[Fault], bench: TestBench) -> Floats:
     return np.array(rows, dtype=np.float32).reshape(len(rows), len(bench.theta))
 
 
-def _by_seed(position: Ints, is_counted: Bools, n: int) -> Ints:
-    return np.bincount(position[is_counted], minlength=n).astype(np.int64)
-
-
-LEVEL = 0.05
-"""A difference counts if chance alone would produce one at least as large less often than this."""
+VERSION_SIGNIFICANCE = 0.05
+"""The p value below which two versions of a model differ."""
 
 
 def paired_rates(tests: Ints, before: Ints, after: Ints, comparisons: int = 1) -> diff.PairedRates:
-    """The rates before and after, and the test of their difference, from tests and faults per seed of the same tests.
+    """The rates before and after, and a test of their difference, given the tests and faults of each seed.
 
-    The difference is tested as the mean of the seeds' own differences, which lie in -1..1, with Gaffke's limits: tests
-    of one seed may be dependent. With one test per seed, this is McNemar's exact test. If no seed differs, the interval
-    is not empty: the share that differs may be as large as Clopper and Pearson's limit of 0 among n.
+    Tests of one seed may be dependent, so the differences of the seeds, which lie in -1..1, are averaged, and their
+    mean is tested with Gaffke's limits. With one test per seed, this is McNemar's exact test. The interval has a
+    positive width even if no seed differs: it then ends at Clopper and Pearson's limit for 0 of n.
 
-    comparisons: how many differences are tested together. Their intervals hold together with 95% (Bonferroni), and p
-    values are multiplied by this number.
+    comparisons: how many differences are tested together. Their intervals hold jointly with 95% confidence
+    (Bonferroni), and p values are multiplied by this number.
     """
     rate_before, rate_after = (mean_estimate(faults / tests) for faults in (before, after))
     shares = (tests + after - before) / (2 * tests)  # (1 + difference) / 2
-    share = mean_estimate(shares, LEVEL / 2 / comparisons)
+    share = mean_estimate(shares, VERSION_SIGNIFICANCE / 2 / comparisons)
     value = rate_after.value - rate_before.value
     low, high = (2 * limit - 1 for limit in (share.low, share.high))
     p_value = min(1.0, comparisons * mean_p_value(shares, 0.5))

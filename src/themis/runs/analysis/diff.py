@@ -1,4 +1,4 @@
-"""The result of comparing two runs: figures, a verdict, and both as text."""
+"""The result of comparing two runs: figures, a verdict, and their text."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -17,39 +17,40 @@ N_LISTED_IDS = 20
 
 @dataclass(frozen=True)
 class PairedRates:
-    """Two rates over the same seeds, and their difference; the p value and the interval are those of one test."""
+    """Two rates over the same seeds, and their difference; its interval and the p value come from the same test."""
 
     before: Estimate
     after: Estimate
     difference: Estimate
-    """After minus before, with the interval of a mean of seeds' own differences: tests of one seed may be dependent."""
+    """After minus before; the interval is that of a mean over seeds, because tests of one seed may be dependent."""
     p_value: float
-    """Of the test that the interval of the difference inverts, times the number of comparisons."""
+    """Multiplied by the number of comparisons."""
 
 
 @dataclass(frozen=True)
 class PairedTests(PairedRates):
-    """Fault rates of tests drawn from what both runs share, run on both models; counts are of tests or of seeds."""
+    """Fault rates of new tests that were run on both models, and counts of these tests and their seeds."""
 
     seeds: int
     tests: int
     dropped: int
-    """Tests that were drawn but are too dissimilar from their seed."""
+    """Tests that were drawn but not run, because they are too dissimilar from their seed."""
     both: int
+    """Tests that break both models."""
     only_before: int
-    """Faults of the model before that the model after does not have."""
+    """Tests that break the model before, but not the model after."""
     only_after: int
     neither: int
     seeds_better: int
     """Seeds with fewer faults after than before."""
     seeds_worse: int
     comparisons: int = 1
-    """How many differences are tested together, such as those of a suite's members; the intervals hold together."""
+    """How many differences are tested together, such as those of a suite's members; the intervals hold jointly."""
 
 
 @dataclass(frozen=True)
 class PairedClean(PairedRates):
-    """The share of the seeds of both runs that each model answers correctly without a disturbance."""
+    """The share of the common seeds that each model answers correctly without a disturbance."""
 
     seeds: int
 
@@ -63,32 +64,32 @@ class PairedClean(PairedRates):
 
 @dataclass(frozen=True)
 class ReplayedFaults:
-    """How a run's distinct faults fared when the other run's model was given the same tests; ids by category."""
+    """The ids of a run's distinct faults, by what the other run's model made of the same tests."""
 
     gone: tuple[int, ...] = ()
-    """The other model passes this test, also with other noise, and no weaker fault of the seed is known for it."""
+    """The other model passes the test, even with new noise, and has no weaker fault of the same seed."""
     moved: tuple[int, ...] = ()
-    """The other model passes this test, but fails near it: with other noise, or at a weaker fault of the same seed."""
+    """The other model passes the test, but fails near it: with new noise, or at a weaker fault of the same seed."""
     still: tuple[int, ...] = ()
-    """The other model fails as well."""
+    """The other model fails the test as well."""
     lost: tuple[int, ...] = ()
-    """Not reproduced on their own model."""
+    """The fault was not reproduced on its own model."""
     apart: tuple[int, ...] = ()
-    """With a seed or theta that the runs do not share, or a seed that one model answers wrongly without disturbance."""
+    """The runs do not share the fault's seed or theta, or one model answers the clean seed wrongly."""
     left_out: int = 0
-    """More than can be replayed in reasonable time."""
+    """The number of faults that were not replayed, to save time."""
     shown: tuple[Fault, ...] = field(default=(), repr=False)
     """The faults that are gone, the most telling first."""
 
     @property
     def n(self) -> int:
-        """Faults that could be compared."""
+        """The number of faults that could be compared."""
         return len(self.gone) + len(self.moved) + len(self.still)
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """Distinct faults and failing seeds that both runs found, or only one of them."""
+    """How many distinct faults and failing seeds were found by both runs, and by only one of them."""
 
     faults_both: int
     faults_first: int
@@ -97,10 +98,10 @@ class Overlap:
     seeds_first: int
     seeds_second: int
     p_value: float
-    """McNemar's exact test over the seeds that only one run broke: about these two campaigns, not about others."""
+    """McNemar's exact test over the seeds that only one run broke; it says nothing about other campaigns."""
 
     def lines(self) -> list[str]:
-        """What the runs share, line by line."""
+        """The overlap in lines of text."""
         return [
             f"distinct faults: {self.faults_both:,} found by both, {self.faults_first:,} only by the first, "
             f"{self.faults_second:,} only by the second",
@@ -120,12 +121,14 @@ class Diff:
     """The second run compared with the first: better, worse or even; for techniques more, fewer or even."""
     sentence: str
     before: dict[str, Any]
-    """What the first campaign achieved."""
+    """The figures of the first campaign."""
     after: dict[str, Any]
+    """The figures of the second campaign."""
     paired: PairedTests | None = None
     faults_before: ReplayedFaults | None = None
     """The first run's faults on the second run's model."""
     faults_after: ReplayedFaults | None = None
+    """The second run's faults on the first run's model."""
     overlap: Overlap | None = None
     clean: PairedClean | None = None
     """None without labels, and for techniques."""
@@ -167,7 +170,7 @@ class Diff:
         return dict(json_safe(plain))
 
     def rows(self) -> list[tuple[str, ...]]:
-        """A table of name, before and after."""
+        """The figures as rows of name, before and after."""
         a, b = self.before, self.after
         rows: list[tuple[str, ...]] = [
             ("run", a["run"], b["run"]),
@@ -186,7 +189,7 @@ class Diff:
         return rows
 
     def lines(self) -> list[str]:
-        """How the faults fared, line by line."""
+        """The comparison of the faults in lines of text."""
         if self.overlap is not None:
             return self.overlap.lines()
         lines = [] if self.clean is None else [f"clean: {self.clean.sentence()}"]
@@ -236,7 +239,7 @@ def show_difference(difference: Estimate, together: str = "") -> str:
 
 
 def show_p_value(p_value: float) -> str:
-    """A p value; those of the integral behind the intervals are exact to about a millionth."""
+    """A p value in words; smaller ones are not shown, because they are computed to about a millionth."""
     return "p < 0.0001" if p_value < 1e-4 else f"p = {p_value:.2g}"
 
 
@@ -244,12 +247,12 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&])")
 
 
 def escape(text: str) -> str:
-    """Text that renders as it is written, on one line."""
+    """Text on one line, with the special characters of Markdown escaped."""
     return _SPECIAL.sub(r"\\\1", printable(one_line(str(text))))
 
 
 def code(text: str) -> str:
-    """Text in a code span; a bar in it would end the cell of a table."""
+    """Text in a Markdown code span. It must not be used in a table, where a bar would end the cell."""
     plain = printable(one_line(str(text)))
     ticks = "`" * (1 + max((len(run) for run in re.findall("`+", plain)), default=0))
     space = " " if plain.startswith("`") or plain.endswith("`") else ""
@@ -257,7 +260,7 @@ def code(text: str) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table."""
+    """The lines of a Markdown table."""
     return [
         f"| {' | '.join(map(escape, head))} |",
         f"|{'---|' * len(head)}",

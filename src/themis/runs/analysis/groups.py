@@ -1,8 +1,8 @@
-"""Groups of related faults, so that thousands become a few to look at.
+"""Groups related faults, so that a few of thousands need to be looked at.
 
-Faults are first divided into latent classes of (wrong outcome, theta, layer signature); classes that do not differ in
-two of these three views are then merged. A difference in one view alone does not separate groups: the same noise may
-turn a 4 into a 9 and a 3 into a 5.
+Faults are first divided into latent classes by (wrong outcome, theta, layer signature). Classes that do not differ in
+at least two of these three views are then merged. A difference in only one view does not separate groups: the same
+noise may turn a 4 into a 9 and a 3 into a 5.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from themis.text import counted, percent
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 MAX_SAMPLED = 2000
-"""Faults that groups are formed from, spread over the campaign; every other fault joins its most likely group."""
-CLASSES = 20
-"""Most latent classes before they are merged: more classes would only be parts of groups."""
-APART = 0.75
-"""A view separates two groups if what occurs in one is missing in the other three times out of four."""
-UNUSUAL_THETA = 0.5
-"""A group's theta is mentioned if it lies in a range that contains half fewer of the other faults."""
-GROWN = 1.25
-"""A layer's share of the change is mentioned if it is a quarter larger than in the other faults."""
-CHANCE = 0.01
-"""What distinguishes a group is mentioned if as many faults drawn at random would show it less often than this."""
+"""Faults from which groups are formed, spread over the campaign; every other fault joins its most likely group."""
+MAX_CLASSES = 20
+"""Most latent classes before merging; more classes would only split groups."""
+MIN_DIFFERENCE = 0.75
+"""How far two groups must differ in at least two views, 0 to 1; otherwise they are merged."""
+MIN_THETA_GAP = 0.5
+"""A group's range of theta is mentioned if the share of faults in it is this much larger than in the other faults."""
+MIN_LAYER_GROWTH = 1.25
+"""A layer is mentioned if its share of the change is at least this many times that in the other faults."""
+SIGNIFICANCE_LEVEL = 0.01
+"""A difference is mentioned only if random faults would show it less often than this."""
 DENSITY_CELLS = 100
-"""Cells that a range is divided into before they are joined to bins: edges are accurate to a hundredth of it."""
-WIDEST = 3
-"""A bin holds at most a third of the range, so that low, middle and high differ even where the density is flat."""
-COMPONENTS, EXPLAINED = 3, 0.9
-"""Principal components of the signatures: as many as explain this share of their variance, three at most."""
-ALIKE_SIGNATURES = 0.25
-"""Signatures within this many standard deviations of all signatures count as alike: otherwise the smallest difference
+"""Cells into which a range is divided before they are joined into bins."""
+MIN_BINS = 3
+"""Bins of a range, at least, so that low, middle and high differ even where the density is flat."""
+MAX_COMPONENTS, EXPLAINED_VARIANCE = 3, 0.9
+"""As many principal components of the signatures are used as explain this share of the variance, three at most."""
+SIGNATURE_SLACK = 0.25
+"""Signatures that differ by less than this many standard deviations count as equal. Otherwise, the smallest difference
 that theta does not explain would separate groups."""
 
 
@@ -62,7 +62,7 @@ class OutcomeShare:
 
 @dataclass(frozen=True)
 class ThetaRange:
-    """Where a dimension of theta lies in a group: the share of its faults in this range, and that of all others."""
+    """A range of one dimension of theta, with the share of a group's faults in it and that of all other faults."""
 
     low: float
     high: float
@@ -85,7 +85,7 @@ class Group:
     theta: dict[str, ThetaRange]
     """Dimensions of theta that differ from those of the other faults."""
     layers: dict[str, tuple[float, float]]
-    """Layers with more of the change than in the other faults: mean share in the group, and elsewhere."""
+    """Layers with a larger share of the change than in the other faults: mean share in the group, and elsewhere."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -104,15 +104,15 @@ class Group:
         }
 
 
-def group(faults: Faults, most: int = 20, apart: float = APART) -> list[Group]:
+def group(faults: Faults, most: int = 20, apart: float = MIN_DIFFERENCE) -> list[Group]:
     """Group related faults, largest group first: at most `most` groups, with about `most` representatives in total.
 
-    apart: how far two groups must differ in two of the three views, 0 to 1; a smaller value gives more groups.
+    apart: how far two groups must differ in at least two of the three views, 0 to 1; a smaller value gives more groups.
     """
     if most < 1:
         raise UsageError(f"most must be 1 or more groups, got {most}: leave it out for 20")
     if not 0 <= apart <= 1:
-        raise UsageError(f"apart must lie in 0 to 1, got {apart}: leave it out for {APART}")
+        raise UsageError(f"apart must lie in 0 to 1, got {apart}: leave it out for {MIN_DIFFERENCE}")
     if not len(faults):
         return []
     groups = find_groups(faults.columns, most, apart)
@@ -120,7 +120,7 @@ def group(faults: Faults, most: int = 20, apart: float = APART) -> list[Group]:
     return [describe_members(faults, groups == k, max(1, most // n)) for k in range(n)]
 
 
-def find_groups(columns: dict[str, Array], most: int = 20, apart: float = APART) -> Ints:
+def find_groups(columns: dict[str, Array], most: int = 20, apart: float = MIN_DIFFERENCE) -> Ints:
     """The number of each fault's group, from 0, largest group first."""
     views = FaultViews.of(columns["answer"], columns["theta"], columns["signature"])
     binned = views.binned()
@@ -138,7 +138,7 @@ def find_groups(columns: dict[str, Array], most: int = 20, apart: float = APART)
 
 
 def _merge(views: FaultViews, classes: Ints, most: int, apart: float) -> Ints:
-    """Merge the classes that fewer than two views separate, the closest first."""
+    """Merge the classes that differ in fewer than two views, the closest first."""
     rows = {k: np.flatnonzero(classes == k) for k in range(int(classes.max()) + 1)}
     differences = {(a, b): views.difference(rows[a], rows[b]) for a, b in combinations(rows, 2)}
     while differences:
@@ -164,14 +164,14 @@ class FaultViews:
 
     @staticmethod
     def of(answer: Ints, theta: NDArray[np.float32], signature: NDArray[np.float32]) -> FaultViews:
-        """`signature` has the share of each layer; its square roots are compared, as in the Hellinger distance."""
+        """Build the views; the square roots of the layers' shares are compared, as in the Hellinger distance."""
         roots = np.sqrt(signature.astype(np.float64))
         roots -= roots.mean(0)
         u, sizes, _ = np.linalg.svd(roots, full_matrices=False)
         power = np.cumsum(sizes**2)
         n = 0
         if power[-1] > 1e-12 * len(roots):
-            n = min(COMPONENTS, int(np.searchsorted(power / power[-1], EXPLAINED)) + 1)
+            n = min(MAX_COMPONENTS, int(np.searchsorted(power / power[-1], EXPLAINED_VARIANCE)) + 1)
         return FaultViews(np.unique(answer, return_inverse=True)[1], theta.astype(np.float64), (u * sizes)[:, :n])
 
     def binned(self) -> list[Ints]:
@@ -181,21 +181,21 @@ class FaultViews:
         return [column for column in (self.answer, *columns) if column.max() > 0]
 
     def difference(self, a: Ints, b: Ints) -> float:
-        """How far the faults `a` differ from `b` in two of the three views, 0 to 1."""
+        """How far the faults `a` differ from `b` in at least two of the three views, 0 to 1."""
         shares = [np.bincount(self.answer[rows], minlength=int(self.answer.max()) + 1) / len(rows) for rows in (a, b)]
         answer = 0.5 * float(np.abs(shares[0] - shares[1]).sum())
         theta = max((_kuiper(x, y) for x, y in zip(self.theta[a].T, self.theta[b].T, strict=True)), default=0.0)
         return sorted([answer, theta, self._signature_difference(a, b)])[1]
 
     def _signature_difference(self, a: Ints, b: Ints) -> float:
-        """The difference that theta does not explain, beyond a slack: the two ends of one range are not two layers."""
+        """The difference of the signatures beyond `SIGNATURE_SLACK` that is not explained by theta."""
         causes, effects = (
             np.concatenate([values[rows] - values[rows].mean(0) for rows in (a, b)])
             for values in (self._causes, self.signature)
         )
         slopes = np.linalg.lstsq(causes, effects, rcond=1e-6)[0]
         in_a, in_b = (self.signature[rows] - self._causes[rows] @ slopes for rows in (a, b))
-        slack = ALIKE_SIGNATURES * np.sqrt(self.signature.var(0).sum())
+        slack = SIGNATURE_SLACK * np.sqrt(self.signature.var(0).sum())
         return max(
             (min(_kuiper(x + shift, y) for shift in (-slack, 0.0, slack)) for x, y in zip(in_a.T, in_b.T, strict=True)),
             default=0.0,
@@ -210,9 +210,9 @@ class FaultViews:
 
 
 def bins(values: Floats, low: float, high: float) -> Ints:
-    """Bin numbers, with edges where the density changes: the best piecewise constant density (Bayesian blocks).
+    """The bin of each value, with edges where the density changes: Bayesian blocks, a piecewise constant density.
 
-    Each further bin must improve the fit by the logarithm of the number of values.
+    Each additional bin must improve the fit by the logarithm of the number of values.
     """
     if not high > low:
         return np.zeros(len(values), dtype=np.int64)
@@ -227,17 +227,17 @@ def bins(values: Floats, low: float, high: float) -> Ints:
     edges, right = [], DENSITY_CELLS
     while right > 0:
         left = int(before[right])
-        pieces = -(-(right - left) * WIDEST // DENSITY_CELLS)
+        pieces = -(-(right - left) * MIN_BINS // DENSITY_CELLS)
         edges += [left + (right - left) * piece / pieces for piece in range(pieces)]
         right = left
     return np.unique(np.searchsorted(sorted(edges), cells, side="right"), return_inverse=True)[1]
 
 
 def interval(values: Floats, others: Floats) -> tuple[float, float, float]:
-    """The interval that best separates two samples: the difference of its probabilities, and its ends (Kuiper)."""
+    """The interval that best separates two samples (Kuiper): the difference of its probabilities, and its two ends."""
     at = np.unique(np.concatenate([values, others]))
     ahead = _lead(values, others, at)
-    before = np.concatenate([[0.0], ahead])  # intervals include their ends: probability up to the value before
+    before = np.concatenate([[0.0], ahead])  # up to the previous value, because intervals include their ends
     gains = ahead - np.minimum.accumulate(before)[:-1]
     last = int(gains.argmax())
     first = int(before[: last + 1].argmin())
@@ -245,13 +245,13 @@ def interval(values: Floats, others: Floats) -> tuple[float, float, float]:
 
 
 def _lead(values: Floats, others: Floats, at: Floats) -> Floats:
-    """How far the distribution of one sample is ahead of that of the other, up to each of these values."""
+    """The difference of the distribution functions of two samples at each of these values."""
     first, second = (np.searchsorted(np.sort(sample), at, side="right") / len(sample) for sample in (values, others))
     return np.asarray(first - second)
 
 
 def _kuiper(values: Floats, others: Floats) -> float:
-    """The largest difference in probability of any interval (Kuiper's statistic)."""
+    """The largest difference of the two samples' probabilities over all intervals (Kuiper's statistic)."""
     ahead = _lead(values, others, np.concatenate([values, others]))
     return float(ahead.max() - ahead.min())
 
@@ -267,9 +267,9 @@ def kuiper_chance(statistic: float, n: int, n_others: int) -> float:
 
 
 def growth_chance(shares: Floats, is_member: NDArray[np.bool_], seed_id: Array) -> Floats:
-    """The probability, by layer, that a group's mean share is larger by chance; Welch's test over means of seeds.
+    """The probability, by layer, that a group's mean share is larger by chance: Welch's test on the means of seeds.
 
-    Faults of one seed are alike, so the seeds are counted. One or two seeds cannot be told from chance.
+    Faults of one seed are alike, so each seed counts once. With fewer than three seeds, the probability is 1.
     """
     from scipy.stats import ttest_ind
 
@@ -282,14 +282,14 @@ def growth_chance(shares: Floats, is_member: NDArray[np.bool_], seed_id: Array) 
     if min(map(len, means)) < 3:
         return np.ones(shares.shape[1])
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore", RuntimeWarning)  # values that are all the same
+        warnings.simplefilter("ignore", RuntimeWarning)  # all values may be equal
         chance = ttest_ind(*means, equal_var=False, alternative="greater").pvalue
     differs = means[0].mean(0) > means[1].mean(0)
     return np.where(np.isnan(chance), np.where(differs, 0.0, 1.0), chance)
 
 
 def describe_members(faults: Faults, is_member: NDArray[np.bool_], n_shown: int) -> Group:
-    """What some of the faults have in common, and which of them to look at."""
+    """Describe what the members of a group have in common, and choose representatives."""
     at, columns = np.flatnonzero(is_member), faults.columns
     pairs = np.stack([columns["clean_answer"][at], columns["answer"][at]], 1)
     kinds, n = np.unique(pairs, axis=0, return_counts=True)
@@ -316,7 +316,7 @@ def describe_members(faults: Faults, is_member: NDArray[np.bool_], n_shown: int)
 
 
 def _representatives(columns: dict[str, Array], at: Ints, n: int) -> list[int]:
-    """Positions of the most telling faults: every outcome once before any twice, frequent ones first, no seed twice."""
+    """The positions of the most telling faults, with distinct seeds; each outcome once before any outcome twice."""
     score = telling(columns["distance"][at], columns["confidence"][at])
     pairs = list(zip(columns["clean_answer"][at].tolist(), columns["answer"][at].tolist(), strict=True))
     seeds = columns["seed_id"][at].tolist()
@@ -335,7 +335,10 @@ def _unusual_theta(faults: Faults, is_member: NDArray[np.bool_]) -> dict[str, Th
     ranges: dict[str, ThetaRange] = {}
     for name, values in zip(faults.theta, faults.columns["theta"].astype(np.float64).T, strict=True):
         gap, low, high = interval(values[is_member], values[~is_member])
-        if gap >= UNUSUAL_THETA and kuiper_chance(gap, int(is_member.sum()), int((~is_member).sum())) < CHANCE:
+        if (
+            gap >= MIN_THETA_GAP
+            and kuiper_chance(gap, int(is_member.sum()), int((~is_member).sum())) < SIGNIFICANCE_LEVEL
+        ):
             is_inside = (values >= low) & (values <= high)
             share, elsewhere = float(is_inside[is_member].mean()), float(is_inside[~is_member].mean())
             ranges[name] = ThetaRange(low, high, share, elsewhere)
@@ -345,9 +348,9 @@ def _unusual_theta(faults: Faults, is_member: NDArray[np.bool_]) -> dict[str, Th
 def _grown_layers(faults: Faults, is_member: NDArray[np.bool_]) -> dict[str, tuple[float, float]]:
     shares = faults.columns["signature"].astype(np.float64)
     here, there = shares[is_member].mean(0), shares[~is_member].mean(0)
-    is_certain = growth_chance(shares, is_member, faults.columns["seed_id"]) * shares.shape[1] < CHANCE
+    is_certain = growth_chance(shares, is_member, faults.columns["seed_id"]) * shares.shape[1] < SIGNIFICANCE_LEVEL
     order = np.argsort(there - here, kind="stable").tolist()
-    grown = [k for k in order if here[k] > GROWN * there[k] and is_certain[k]]
+    grown = [k for k in order if here[k] > MIN_LAYER_GROWTH * there[k] and is_certain[k]]
     return {faults.layers[k]: (float(here[k]), float(there[k])) for k in grown}
 
 
@@ -378,13 +381,13 @@ def _describe_share(share: float) -> str:
     return "" if share == 1 else f" ({percent(share, 0)})"
 
 
-MASS = 1.0
-"""Weight, in rows, of the prior of a class's own distribution, which is that of the entire table: the least weight that
-is proper for any number of categories, so that a column with many categories does not outweigh a few rows."""
+PRIOR_MASS = 1.0
+"""Weight, in rows, of the prior of a class's own distribution, which is the distribution in the entire table. It does
+not grow with the number of categories, so that a column with many categories does not outweigh a few rows."""
 
 
-def find_classes(columns: Sequence[Ints], most: int = CLASSES) -> Ints:
-    """The latent class of each row of categories, largest first: the cut of Ward's tree that explains them best."""
+def find_classes(columns: Sequence[Ints], most: int = MAX_CLASSES) -> Ints:
+    """The latent class of each row of categories, largest class first: the cut of Ward's tree that fits best."""
     from scipy.cluster.hierarchy import fcluster, linkage
 
     columns = [np.unique(column, return_inverse=True)[1] for column in columns]  # from 0, each of which occurs
@@ -399,10 +402,10 @@ def find_classes(columns: Sequence[Ints], most: int = CLASSES) -> Ints:
 
 
 def likeliest_class(table: Floats, known: Floats, classes: Ints) -> Ints:
-    """The class that each row of a table most likely belongs to, given rows whose classes are known (naive Bayes)."""
+    """The most likely class of each row of a table, given rows whose classes are known (naive Bayes)."""
     n = np.bincount(classes)
     counts = np.stack([known[classes == k].sum(0) for k in range(len(n))])
-    logs = np.log((counts + MASS * table.mean(0)) / (n[:, None] + MASS))
+    logs = np.log((counts + PRIOR_MASS * table.mean(0)) / (n[:, None] + PRIOR_MASS))
     return np.asarray((table @ logs.T + np.log(n + 1)).argmax(1))
 
 
@@ -412,9 +415,9 @@ def one_hot(columns: Sequence[Ints]) -> Floats:
 
 
 def log_probability(columns: Sequence[Ints], classes: Ints) -> float:
-    """Log probability of a table and its classes; all divisions into this many classes are equally likely.
+    """The log probability of a table and its classes; all divisions into this many classes are equally likely a priori.
 
-    In each class, a column is distributed as in the entire table or in its own way, both equally likely beforehand.
+    In each class, a column has either the distribution of the entire table or its own, with equal prior probability.
     """
     n = np.bincount(classes)
     total = gammaln(n + 1).sum() + gammaln(len(n)) - gammaln(len(classes) + len(n))
@@ -422,14 +425,14 @@ def log_probability(columns: Sequence[Ints], classes: Ints) -> float:
         width = int(column.max()) + 1
         counts = np.bincount(classes * width + column, minlength=len(n) * width).reshape(len(n), width)
         share = counts.sum(0) / len(column)
-        prior = MASS * share
-        own = (gammaln(counts + prior) - gammaln(prior)).sum(1) + gammaln(MASS) - gammaln(n + MASS)
+        prior = PRIOR_MASS * share
+        own = (gammaln(counts + prior) - gammaln(prior)).sum(1) + gammaln(PRIOR_MASS) - gammaln(n + PRIOR_MASS)
         total += (np.logaddexp(counts @ np.log(share), own) - np.log(2)).sum()
     return float(total)
 
 
 def order_by_size(classes: Ints) -> Ints:
-    """The same classes numbered by size, largest first; classes of equal size by their first row."""
+    """Renumber classes by size, largest first; classes of equal size are numbered by their first row."""
     _, first, at, n = np.unique(classes, return_index=True, return_inverse=True, return_counts=True)
     order = np.lexsort((first, -n))
     place = np.empty_like(order)

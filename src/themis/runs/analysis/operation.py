@@ -1,4 +1,4 @@
-"""The fault rate of a finished run in operation: its uniform tests, weighted by how often their theta occurs there."""
+"""The fault rate in operation: the uniform tests of a finished run, weighted by how often their theta occurs there."""
 
 from collections.abc import Mapping
 from contextlib import closing
@@ -21,20 +21,20 @@ from themis.runs.store.schema import theta_column
 from themis.search.policy import UNIFORM_STREAM
 from themis.text import counted
 
-LEAST_EFFECTIVE = 50
-"""Tests that the weighted tests must be worth: with fewer, a few tests would decide."""
+MIN_EFFECTIVE_TESTS = 50
+"""Least effective sample size of the weighted tests; below it, a few tests would dominate the estimate."""
 
 
 @dataclass(frozen=True)
 class OperationalRate:
-    """A fault rate under a profile, and how many tests speak for it."""
+    """A fault rate under an operational profile, and the number of tests behind it."""
 
     fault_rate: Estimate
     profile: dict[str, str]
-    """How often the values of each theta occur; those of a theta without an entry occur as in the run."""
+    """The distribution of each theta in operation; a theta without an entry is distributed as in the run."""
     tests: int
     effective_tests: float
-    """As many tests drawn by the profile itself would say as much."""
+    """The number of tests drawn from the profile itself that would give the same precision."""
 
     def __str__(self) -> str:
         profile = ", ".join(f"{name}~{distribution}" for name, distribution in self.profile.items())
@@ -45,12 +45,12 @@ class OperationalRate:
 
 
 def rate_in_operation(run: str | Path, profile: str | Path | Mapping[str, str]) -> OperationalRate:
-    """The fault rate of a run if theta occurs as a profile says, without running a test.
+    """The fault rate of a run if theta were distributed as in a profile; no test is run.
 
     Args:
         run: The folder of the run.
-        profile: Distributions by theta: `{"density": "beta(1,8)"}`, `"density~beta(1,8)"`, or a YAML file with a line
-            `density: beta(1,8)` for each.
+        profile: Distributions by theta: `{"density": "beta(1,8)"}`, `"density~beta(1,8)"`, or a YAML file with one line
+            per theta, such as `density: beta(1,8)`.
     """
     with closing(Reader(run)) as reader:
         progress, record = read_progress(reader), reader.record
@@ -78,13 +78,13 @@ def rate_in_operation(run: str | Path, profile: str | Path | Mapping[str, str]) 
             if isinstance(theta.distribution, Distribution):
                 weight /= theta.distribution.density(drawn.theta[:, k], theta.low, theta.high)
     effective = float(weight.sum() ** 2 / (weight**2).sum()) if np.isfinite(weight).all() and weight.any() else 0.0
-    if effective < LEAST_EFFECTIVE:
+    if effective < MIN_EFFECTIVE_TESTS:
         ranges = ((name, dimensions[name], each) for name, each in wanted.items())
         profile_text = ", ".join(f"{name}={theta['low']:g}:{theta['high']:g}~{each}" for name, theta, each in ranges)
         single, _, rest = record["perturbation"].partition("(")
         specification = profile_text if "+" in single + rest else f"{single}({profile_text})"
         raise DataError(
-            f"the uniform tests of {run} must be worth at least {LEAST_EFFECTIVE} tests under the profile, but "
+            f"the uniform tests of {run} must be worth at least {MIN_EFFECTIVE_TESTS} tests under the profile, but "
             f"{counted(n_tests, 'test')} are worth {effective:.0f}: run a campaign under the profile itself, with "
             f"'{specification}' in --perturb"
         )
@@ -93,7 +93,7 @@ def rate_in_operation(run: str | Path, profile: str | Path | Mapping[str, str]) 
 
 
 def _as_words(theta: Floats) -> NDArray[np.void]:
-    """Each row as one value that can be compared."""
+    """Each row as a single value, so that rows can be compared."""
     return np.ascontiguousarray(theta).view(np.dtype((np.void, theta.shape[1] * theta.itemsize))).ravel()
 
 

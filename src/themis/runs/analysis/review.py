@@ -1,4 +1,4 @@
-"""Whether faults are valid tests: the marks of people in the run folder, and the rate of valid faults by them."""
+"""Reviewing whether faults are valid tests: the reviewers' marks in the run folder, and the rate of valid faults."""
 
 import json
 from collections import Counter
@@ -22,14 +22,13 @@ from themis.runs.store.reader import Reader
 from themis.runs.store.schema import MAX_JSON
 from themis.text import counted, percent
 
-REVIEWS = "reviews.jsonl"
-"""The file of the marks in a run folder: one line per mark, only ever added to. People made it, so no command removes
-it: it does not count among the files that can be written again."""
+REVIEW_FILE = "reviews.jsonl"
+"""The append-only file of marks in a run folder, one line per mark. It is people's work, so no command replaces it."""
 VALID, INVALID, UNSURE, UNDONE = MARKS = ("valid", "invalid", "unsure", "undone")
-LEAST_MARKS = 30
-"""Faults that must be marked before a rate is stated; all of them if there are fewer."""
-UNSUITABLE = ("seed_weights", "decide")
-"""Settings with which the interval of the fault rate is not that of seeds that count the same and a fixed end."""
+MIN_MARKS = 30
+"""Faults that must be marked before a rate is stated; all faults if there are fewer."""
+UNSUPPORTED_SETTINGS = ("seed_weights", "decide")
+"""Settings with which the interval of the fault rate has another form than the rate of valid faults assumes."""
 FOR_REVIEW = 110
 NAME_PATTERN = r"[\w][\w .@+-]{0,63}"
 MARK_FORM = record(
@@ -53,7 +52,7 @@ class Agreement:
     faults: int
     share: float
     kappa: float | None
-    """Cohen's kappa: the share beyond what chance would give, 1 at most; None if both gave one and the same mark."""
+    """Cohen's kappa: the agreement beyond chance, at most 1; None if both always gave the same mark."""
 
     def __str__(self) -> str:
         kappa = "" if self.kappa is None else f" (kappa {self.kappa:.2f})"
@@ -63,35 +62,35 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Review:
-    """What people say about the faults of the uniform stream. A fault that two reviewers mark differently is unsure."""
+    """A summary of the marks on faults of the uniform stream; a fault with conflicting marks counts as unsure."""
 
     faults: int
-    """Of the uniform stream."""
+    """Faults of the uniform stream."""
     valid: int
     invalid: int
     unsure: int
     needed: int
-    """How many of the faults must be marked before a rate is stated."""
+    """Faults that must be marked before a rate is stated."""
     fault_rate: Estimate | None
     """The rate of valid faults; None while more marks are needed."""
     reviewers: dict[str, int]
-    """How many faults each has marked."""
+    """The number of faults that each reviewer has marked."""
     agreements: tuple[Agreement, ...]
 
     @property
     def marked(self) -> int:
-        """How many faults are marked."""
+        """The number of marked faults."""
         return self.valid + self.invalid + self.unsure
 
     @property
     def counts(self) -> str:
-        """The marks in words."""
+        """The numbers of marks in words."""
         unsure = f", {self.unsure:,} unsure" if self.unsure else ""
         return f"{self.valid:,} of {counted(self.marked, 'marked fault')} valid, {self.invalid:,} invalid{unsure}"
 
     @property
     def text(self) -> str:
-        """The rate of valid faults in words, or how many marks it takes."""
+        """The rate of valid faults in words, or how many marks are needed to state it."""
         if self.fault_rate is None:
             return f"unknown: {self.marked:,} of at least {counted(self.needed, 'fault')} marked"
         return f"{describe_share(self.fault_rate)}; {self.counts}"
@@ -105,7 +104,7 @@ class Review:
 
 
 def uniform_faults(run: Reader) -> list[Fault]:
-    """The faults of the uniform stream in a random order that is the same for everybody: its start is a sample."""
+    """The faults of the uniform stream in a random order that is the same for everybody; the first are a sample."""
     faults = list(run.faults("stream = 'uniform'"))
     ids = np.array([fault.id for fault in faults], dtype=np.int64)
     order = rng.mix(int(run.record["settings"]["random_seed"]), FOR_REVIEW, ids)
@@ -113,15 +112,15 @@ def uniform_faults(run: Reader) -> list[Fault]:
 
 
 def reviewable_faults(run: Reader) -> list[Fault]:
-    """The same; refuses a run whose rate of valid faults would not be known."""
-    for name in UNSUITABLE:
+    """The uniform faults to review; refuses a run for which the rate of valid faults cannot be computed."""
+    for name in UNSUPPORTED_SETTINGS:
         if run.record["settings"].get(name) is not None:
             raise UsageError(f"a valid fault rate needs a run without {name}, but {run.path} has it: run it without")
     return uniform_faults(run)
 
 
 def identity(run: Reader) -> str:
-    """What tells the tests of a run from those of another: the model, the data, the perturbation and the randomness."""
+    """A hash that identifies the tests of a run: its model, data, perturbation and randomness."""
     environment, names = run.record["environment"], ("perturbation", "perturbation_code", "theta")
     parts = [run.record[name] for name in names] + [environment[name] for name in ("model_sha256", "data_sha256")]
     parts += [run.record["settings"]["random_seed"], run.record.get("start", {}).get("oracle")]
@@ -129,8 +128,8 @@ def identity(run: Reader) -> str:
 
 
 def read_marks(run: Reader, faults: list[Fault]) -> dict[str, dict[int, str]]:
-    """The last mark of each fault by each reviewer; `faults` are those of the uniform stream. Empty without marks."""
-    path, mine = run.path / REVIEWS, identity(run)
+    """The last mark on each fault by each reviewer; `faults` are those of the uniform stream."""
+    path, mine = run.path / REVIEW_FILE, identity(run)
     known = {fault.id: fault.noise_seed for fault in faults}
     try:
         lines = read_regular(path, MAX_JSON).decode().split("\n")
@@ -141,7 +140,7 @@ def read_marks(run: Reader, faults: list[Fault]) -> dict[str, dict[int, str]]:
         raise StoreError(f"{path} must hold marks as lines of JSON, but it does not ({reason}): remove it") from error
     marks: dict[str, dict[int, str]] = {}
     for number, line in enumerate(lines, 1):
-        if not line.endswith("}"):  # empty, or a process was killed while it wrote the line: no name has a brace
+        if not line.endswith("}"):  # empty, or incomplete because its writer was killed; names contain no brace
             continue
         try:
             values = check_form(parse_json(line), MARK_FORM, "the line")
@@ -157,11 +156,11 @@ def read_marks(run: Reader, faults: list[Fault]) -> dict[str, dict[int, str]]:
 
 
 def read_review(run: Reader | str | Path) -> Review | None:
-    """What the marks in a run folder say; None if there are none."""
+    """The review of a run from the marks in its folder; None without marks."""
     if isinstance(run, str | Path):
         with closing(Reader(run, is_brief=True)) as opened:
             return read_review(opened)
-    if not (run.path / REVIEWS).exists():
+    if not (run.path / REVIEW_FILE).exists():
         return None
     faults = uniform_faults(run)
     marks = read_marks(run, faults)
@@ -169,7 +168,7 @@ def read_review(run: Reader | str | Path) -> Review | None:
 
 
 def required_review(run: Reader) -> Review:
-    """The review of a run; refused if too few of its faults are marked to state the rate of valid faults."""
+    """The review of a run; raises an error if too few faults are marked to state the rate of valid faults."""
     faults = reviewable_faults(run)
     review = _review(run, faults, read_marks(run, faults))
     if review.marked < review.needed:
@@ -188,7 +187,7 @@ def _review(run: Reader, faults: list[Fault], marks: dict[str, dict[int, str]]) 
     for id in sorted(set().union(*marks.values())):
         given = {own[id] for own in marks.values() if id in own}
         final[id] = given.pop() if len(given) == 1 else UNSURE
-    counts, needed = Counter(final.values()), min(LEAST_MARKS, len(faults))
+    counts, needed = Counter(final.values()), min(MIN_MARKS, len(faults))
     rate = _rate(run, faults, final) if len(final) >= needed else None
     return Review(
         faults=len(faults),
@@ -204,10 +203,10 @@ def _review(run: Reader, faults: list[Fault], marks: dict[str, dict[int, str]]) 
 
 def _rate(run: Reader, faults: list[Fault], final: dict[int, str]) -> Estimate | None:
     progress = read_progress(run)
-    if progress is None or any(run.record["settings"].get(name) is not None for name in UNSUITABLE):
+    if progress is None or any(run.record["settings"].get(name) is not None for name in UNSUPPORTED_SETTINGS):
         return None
     tests, failed = progress.uniform_tests_by_seed, progress.uniform_faults_by_seed
-    if not final:  # there is nothing to mark
+    if not final:  # there are no faults to mark
         return fault_rate(tests, failed)
     rate = fault_rate(tests, failed, tail=TAIL_PROBABILITY / 2)
     marked = [(fault.seed_id, final[fault.id]) for fault in faults if fault.id in final]
@@ -216,7 +215,7 @@ def _rate(run: Reader, faults: list[Fault], final: dict[int, str]) -> Estimate |
 
 
 def agree(pair: tuple[str, str], marks: dict[str, dict[int, str]]) -> Agreement | None:
-    """How far two reviewers agree; None if no fault has marks of both."""
+    """The agreement of two reviewers; None if no fault was marked by both."""
     first, second = (marks[by] for by in pair)
     both = first.keys() & second.keys()
     if not both:

@@ -1,6 +1,6 @@
 """Shrinking: the smallest theta that still breaks the model, with the same seed and the same noise.
 
-For one fault of every seed, it gives the robustness curve: how many seeds the search could not break, by strength.
+Shrinking one fault of every seed gives the robustness curve: how many seeds the search could not break, by strength.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from themis.judge.estimate import Estimate, show_interval
 from themis.judge.risk import mean_estimate
 from themis.measure.tests import Bools, Floats, Ints, Tests
 from themis.runs.analysis.bench import Outcomes, TestBench, open_bench, tests_of
-from themis.runs.display.text import RANDOM, UNBROKEN
+from themis.runs.display.text import RANDOM_LABEL, UNBROKEN_LABEL
 from themis.runs.fault import Fault
 from themis.runs.replay import AnyRun, as_run
 from themis.runs.run import StrengthPart
@@ -26,24 +26,24 @@ from themis.runs.store.files import json_safe
 from themis.search.policy import Space
 
 BISECTIONS = 10
-"""Steps of a bisection: to a thousandth of the way, where float32 and kernels still tell neighbours apart."""
-GIVE = 2.0**-5
-"""A dimension is dropped if the others need only this share more without it: at the boundary itself all are needed."""
-NUDGE = 2.0**-7
-"""A dimension that cannot give up this share of its way is left as it is: one test instead of a bisection."""
-MOST_SWEEPS = 12
-"""Sweeps over the dimensions; moving one lets others move, by less in every sweep."""
+"""Steps of a bisection, which finds the boundary to a thousandth; float32 and kernels can still resolve this."""
+DROP_SLACK = 2.0**-5
+"""A dimension is dropped if the others suffice when this share larger; exactly at the boundary, all are needed."""
+PROBE_SHARE = 2.0**-7
+"""A dimension is bisected only if the model still breaks when it is reduced by this share, which takes one test."""
+MAX_SWEEPS = 12
+"""Sweeps over the dimensions; lowering one lets others be lowered too, by less in every sweep."""
 DEFAULT_FAULTS = 20
-"""Faults that are shrunk by default: as many as `themis faults` lists."""
-NAMED = 3
-"""Dimensions that a sentence names, those that go furthest; the others are counted."""
+"""Faults that are shrunk by default, as many as `themis faults` lists."""
+MAX_NAMED_DIMENSIONS = 3
+"""Dimensions that a sentence names, the strongest first; the others are counted."""
 
 
 @dataclass(frozen=True)
 class ShrunkFault:
-    """A fault at the smallest theta found that still breaks the model. This theta was run, and the model failed it.
+    """A fault at the smallest theta found that still breaks the model; the model was run with this theta and failed.
 
-    Bisection finds a boundary, which may not be the only one: a smaller theta may break the model too.
+    Bisection finds one boundary, but there may be others: a smaller theta may break the model too.
     """
 
     id: int
@@ -53,16 +53,16 @@ class ShrunkFault:
     before: dict[str, float]
     after: dict[str, float]
     strength_before: float
-    """The share of its range, from the identity, that the furthest dimension of theta went."""
+    """The strength before shrinking: the largest distance of a dimension from its identity, as a share of its range."""
     strength: float
-    """The same after shrinking."""
+    """The strength after shrinking."""
     weakest: float
-    """The smallest strength that broke the model on the way: normally at most `GIVE` below `strength`."""
+    """The smallest strength that broke the model while shrinking, normally at most `DROP_SLACK` below `strength`."""
     not_needed: tuple[str, ...]
-    """Dimensions that went all the way back to their identity."""
+    """Dimensions that returned to their identity."""
     answer_before: int
     answer: int
-    """The model's answer now, possibly a different wrong outcome; -1 if the output is not finite."""
+    """The model's answer after shrinking, possibly a different wrong outcome; -1 if the output is not finite."""
     margin: float
     distance: float
     """L2 distance from the seed."""
@@ -73,7 +73,7 @@ class ShrunkFault:
 
     @property
     def is_same(self) -> bool:
-        """Whether the wrong outcome is still that of the fault."""
+        """Whether the wrong outcome is the same as before shrinking."""
         return self.answer == self.answer_before
 
     def as_dict(self) -> dict[str, Any]:
@@ -82,17 +82,13 @@ class ShrunkFault:
 
 
 def shrink(
-    run: AnyRun,
-    faults: Sequence[Fault] | None = None,
-    *,
-    most: int = DEFAULT_FAULTS,
-    is_simplest: bool = False,
+    run: AnyRun, faults: Sequence[Fault] | None = None, *, most: int = DEFAULT_FAULTS, is_simplest: bool = False
 ) -> list[ShrunkFault]:
-    """Shrink faults of a campaign, all at once: one step of every bisection is one batched pass.
+    """Shrink faults of a campaign together: one batched pass runs one step of every bisection.
 
     run: as `themis.run` returned it, or a run folder. faults: by default the `most` most telling ones. A fault that
     does not break the model when it is run again, for example on another machine, is left out. is_simplest: drop
-    entire dimensions first, so that few remain, possibly at a larger strength than all of them together would need.
+    entire dimensions first, so that few remain, possibly stronger than all of them together would have to be.
     """
     if most < 1:
         raise UsageError(f"most must be 1 or more, got {most}: it is the number of faults to shrink")
@@ -111,7 +107,7 @@ def shrink(
 def shrink_tests(
     bench: TestBench, tests: Tests, answer: Ints | None = None, *, is_simplest: bool = False
 ) -> list[ShrunkFault]:
-    """Shrink the tests that break the model. answer: their wrong outcomes, if they are faults of the campaign."""
+    """Shrink the tests that break the model. answer: the recorded outcomes, if the tests are faults of the campaign."""
     if not len(tests):
         return []
     shrinker = _Shrinker(bench, tests)
@@ -123,7 +119,7 @@ def shrink_tests(
         shrinker.weaken(remaining)
     else:
         shrinker.weaken(remaining)
-        shrinker.weaken(shrinker.drop_dimensions(remaining, GIVE))
+        shrinker.weaken(shrinker.drop_dimensions(remaining, DROP_SLACK))
     shrinker.lower_dimensions(remaining)
     return [shrinker.result(k, int(first_answer[k]), int(id[k])) for k in np.flatnonzero(shrinker.is_fault).tolist()]
 
@@ -166,7 +162,7 @@ class _Shrinker:
             return np.asarray(at[~self.attempt(at, np.tile(self.bench.identity, (len(at), 1)))])
 
     def weaken(self, at: Ints) -> None:
-        """Bisect the overall strength: theta on the line from the identity."""
+        """Bisect the overall strength, moving theta along the line from its identity."""
         held, identity = self.theta.astype(np.float64), self.bench.identity.astype(np.float64)
 
         def theta_at(at: Ints, share: NDArray[np.float64]) -> Floats:
@@ -176,7 +172,7 @@ class _Shrinker:
             self._bisect(at, theta_at)
 
     def drop_dimensions(self, at: Ints, give: float) -> Ints:
-        """Reset each dimension to its identity if the others suffice, `give` stronger; return the faults that moved."""
+        """Reset dimensions to their identity if the others suffice, made `give` stronger; return the faults changed."""
         identity = self.bench.identity
         if len(identity) == 1:
             return at[:0]
@@ -194,14 +190,14 @@ class _Shrinker:
         return np.flatnonzero(has_moved)
 
     def lower_dimensions(self, at: Ints) -> None:
-        """Move each dimension towards its identity, the others held, until none moves."""
+        """Move each dimension towards its identity while the others are fixed, until none of them moves."""
         if self.theta.shape[1] == 1:
             return
         n_dimensions = self.theta.shape[1]
-        for sweep in range(MOST_SWEEPS):
+        for sweep in range(MAX_SWEEPS):
             n_tests = (1 + BISECTIONS) * n_dimensions * len(at)
             before = self.theta[at].copy()
-            with self.bench.step(f"bisecting single dimensions, sweep {sweep + 1} of at most {MOST_SWEEPS}", n_tests):
+            with self.bench.step(f"bisecting single dimensions, sweep {sweep + 1} of at most {MAX_SWEEPS}", n_tests):
                 for k in range(n_dimensions):
                     self._lower(k, at)
             at = at[(self.theta[at] != before).any(1)]
@@ -218,7 +214,7 @@ class _Shrinker:
             moved[:, k] = identity + share * (moved[:, k] - identity)
             return self.bench.settled(moved)
 
-        nudged = theta_at(at, np.full(len(at), 1 - NUDGE))
+        nudged = theta_at(at, np.full(len(at), 1 - PROBE_SHARE))
         if self.bench.is_whole[k]:
             away = held[at, k] - identity
             nudged[:, k] = identity + np.sign(away) * (np.ceil(np.abs(away)) - 1)
@@ -233,7 +229,7 @@ class _Shrinker:
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
             theta = theta_at(at, middle)
-            breaks = (theta == self.theta[at]).all(1)  # known, as are rounded values that were run before
+            breaks = (theta == self.theta[at]).all(1)  # already run, because theta was rounded
             is_new = ~(breaks | (theta == passing).all(1))
             breaks[is_new] = self.attempt(at[is_new], theta[is_new])
             low, high = np.where(breaks, low, middle), np.where(breaks, middle, high)
@@ -266,7 +262,7 @@ class _Shrinker:
 
 
 def _describe_needed(bench: TestBench, before: Floats, after: Floats) -> str:
-    """Such as "sigma 0.031 instead of 0.2 is enough; angle is not needed"."""
+    """A sentence such as "sigma 0.031 instead of 0.2 is enough; angle is not needed"."""
     names = [theta.name for theta in bench.theta]
     is_idle = after == bench.identity
     if is_idle.all():
@@ -276,8 +272,8 @@ def _describe_needed(bench: TestBench, before: Floats, after: Floats) -> str:
         was, now = f"{before[k]:.4g}", f"{after[k]:.4g}"
         if not is_idle[k]:
             needed.append(f"{names[k]} {now}" + (f" instead of {was}" if was != now else ""))
-    if len(needed) > NAMED:
-        needed[NAMED:] = [f"{len(needed) - NAMED} more"]
+    if len(needed) > MAX_NAMED_DIMENSIONS:
+        needed[MAX_NAMED_DIMENSIONS:] = [f"{len(needed) - MAX_NAMED_DIMENSIONS} more"]
     idle = [name for name, has_gone in zip(names, is_idle, strict=True) if has_gone]
     extent = "the smallest found" if (before == after).all() else "enough"
     text = f"{_join(needed)} {'is' if len(needed) == 1 else 'are'} {extent}"
@@ -288,8 +284,8 @@ def _join(words: list[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-SHOWN = (0.2, 0.4, 0.6, 0.8, 1.0)
-"""Strengths that the summary names, the ends of the parts that random disturbances are counted in."""
+LISTED_STRENGTHS = (0.2, 0.4, 0.6, 0.8, 1.0)
+"""Strengths in the summary: the upper ends of the ranges in which random disturbances are counted."""
 CAVEAT = (
     "A search is not exhaustive: weaker disturbances than those found may break a seed, so the curve is an upper bound "
     "on the model's robustness."
@@ -299,9 +295,9 @@ Curve = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Robustness:
-    """The robustness curve: the share of the seeds that no disturbance up to a strength is known to break.
+    """The robustness curve: the share of the seeds that no disturbance up to a given strength is known to break.
 
-    Strength is the share of theta's range, from its identity, that the furthest dimension goes.
+    Strength is the distance of theta from its identity as a share of its range, in the furthest dimension.
     """
 
     least: Curve
@@ -312,7 +308,7 @@ class Robustness:
     shrunk: tuple[ShrunkFault, ...] = field(default=(), repr=False)
     """The smallest disturbance found for each seed that broke."""
     random: tuple[StrengthPart, ...] = ()
-    """What random disturbances do, from the uniform stream of the campaign; empty if that is not known."""
+    """Answers under random disturbances in the campaign's uniform stream, by strength; empty if not known."""
 
     @property
     def n_seeds(self) -> int:
@@ -320,28 +316,28 @@ class Robustness:
 
     @property
     def n_failed(self) -> int:
-        """Seeds that broke."""
+        """The number of seeds that broke."""
         return int(np.isfinite(self.least).sum())
 
     def at(self, strength: float) -> Estimate:
-        """The share of seeds that no disturbance up to a strength is known to break, with Clopper-Pearson's limits."""
+        """The share of seeds that no disturbance up to a strength is known to break, with Clopper-Pearson limits."""
         if not 0 <= strength <= 1:
             raise UsageError(f"strength must lie in 0..1, the range that was tested, got {strength:g}")
         return mean_estimate((self.least > strength).astype(np.float64))
 
     @cached_property
     def steps(self) -> dict[float, Estimate]:
-        """The curve at the strengths at which it steps, ascending, and at 1."""
+        """The curve at each strength where it drops, ascending, and at 1."""
         return {strength: self.at(strength) for strength in np.unique([*self.least.clip(max=1.0), 1.0]).tolist()}
 
     @property
     def median(self) -> float | None:
-        """The strength at which half of the seeds have broken; None if more than half withstand all strengths."""
+        """The strength at which half of the seeds have broken; None if more than half withstand every strength."""
         return self._first_under_half("value")
 
     @property
     def median_interval(self) -> tuple[float | None, float | None]:
-        """Its 95% interval, where the curve's limits cross one half; None is beyond the strengths tested."""
+        """The 95% interval of the median, where the curve's limits cross one half; None lies beyond full strength."""
         return self._first_under_half("low"), self._first_under_half("high")
 
     def _first_under_half(self, end: str) -> float | None:
@@ -349,7 +345,7 @@ class Robustness:
 
     @property
     def n_further(self) -> int:
-        """Seeds that did not fail in the campaign, but when they were run at full strength for the curve."""
+        """Seeds that failed only when they were run at full strength for the curve, not in the campaign."""
         return sum(fault.id < 0 for fault in self.shrunk)
 
     def sentences(self) -> list[str]:
@@ -368,21 +364,21 @@ class Robustness:
         return [*lines, CAVEAT]
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """By strength, as text: random disturbances of it, and the search up to it."""
+        """Rows of text: a range of strengths, correct answers under random disturbances, and unbroken seeds."""
         random = {part.high: part.correct for part in self.random}
         return [
             (
-                f"{strength - SHOWN[0]:.2g} to {strength:g}",
+                f"{strength - LISTED_STRENGTHS[0]:.2g} to {strength:g}",
                 show_interval(random[strength]) if strength in random else "unknown",
                 show_interval(self.at(strength)),
             )
-            for strength in SHOWN
+            for strength in LISTED_STRENGTHS
         ]
 
     def lines(self) -> list[str]:
-        """The rows as a table with their names, and the summary."""
+        """The rows as a table with a header, and the summary."""
         unit = f" (1 is {self.full_strength})" if self.full_strength else ""
-        rows = [(f"strength{unit}", RANDOM, f"{UNBROKEN} up to it"), *self.rows()]
+        rows = [(f"strength{unit}", RANDOM_LABEL, f"{UNBROKEN_LABEL} up to it"), *self.rows()]
         widths = [max(len(row[k]) for row in rows) for k in range(2)]
         table = [f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows]
         return [*table, *self.sentences()]
@@ -409,9 +405,9 @@ class Robustness:
 def robustness(run: AnyRun, known: Sequence[ShrunkFault] = ()) -> Robustness:
     """The robustness curve of a campaign's model over its seeds.
 
-    The weakest fault of every failing seed is shrunk. Every other seed is run once more at full strength, at a corner
-    of theta and at the opposite one: those that break are shrunk too.
-    known: faults that were shrunk before; one that is weaker than the one found here replaces it.
+    The weakest fault of every failing seed is shrunk. Every other seed is run at full strength, at a corner of theta
+    and then at the opposite corner; tests that break the model are shrunk too.
+    known: faults that were shrunk before; of each seed, the weakest fault counts.
     """
     run = as_run(run)
     columns = run.faults.columns
@@ -441,7 +437,7 @@ def robustness(run: AnyRun, known: Sequence[ShrunkFault] = ()) -> Robustness:
 
 
 def _corner_tests(bench: TestBench, rows: Ints, turn: int) -> Tests:
-    """One test per seed at full strength: at a corner, in turn 1 at the opposite one."""
+    """One test per seed at full strength: at a corner of theta in turn 0, at the opposite corner in turn 1."""
     seed_id = bench.seeds.seed_id.numpy()[rows]
     margin = np.zeros(len(rows), dtype=np.float32)
     space = Space.of(bench.calculator.perturbation, rows, seed_id, margin, bench.random_seed)

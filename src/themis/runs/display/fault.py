@@ -1,4 +1,4 @@
-"""Faults as text and as pictures, for messages, reports and trackers; and results as HTML, for notebooks."""
+"""Faults as text and pictures, for messages, reports and trackers, and results as HTML, for notebooks."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 Pixels = NDArray[np.uint8]
 EXPECTED = "as expected"
-"""The clean answer in tasks whose outcomes say what changed."""
+"""Stands for the clean answer in tasks whose outcomes say what changed."""
 PICTURE_GAP = 2
 """Pixels between the pictures of a strip, before they are enlarged."""
 WIDE_RATIO = 3
-"""Ratio of width to height from which pictures are put one below the other, such as the frames of a clip."""
+"""Ratio of width to height above which pictures are stacked, such as the frames of a clip."""
 
 
 def answers(fault: Fault, *, named: bool = False) -> tuple[str, str]:
-    """The answers to the clean and to the disturbed input; named: with the names of their classes."""
+    """The answers to the clean and to the disturbed input; `named`: as class names."""
     show = fault.name if named else str
     if fault.outcome is not None and not fault.is_number:
         return EXPECTED, fault.outcome
@@ -47,7 +47,7 @@ def answers(fault: Fault, *, named: bool = False) -> tuple[str, str]:
 
 
 def answered(fault: Fault, replay: Replay) -> Fault:
-    """The fault as the model answers its test now."""
+    """The fault with the answer that the model gave in a replay."""
     return replace(fault, answer=replay.answer, value=replay.value, confidence=replay.confidence)
 
 
@@ -57,7 +57,7 @@ def describe_theta(fault: Fault) -> str:
 
 
 def describe_change(before: object, after: object) -> str:
-    """How an input was answered, such as `1 answered as 7`; before: None if there is no clean answer."""
+    """The change of an answer, such as `1 answered as 7`; before: None if there is no clean answer."""
     return f"answered as {after}" if before in (None, EXPECTED) else f"{before} answered as {after}"
 
 
@@ -70,7 +70,7 @@ def describe_fault(fault: Fault) -> str:
 
 
 def pictures(shown: FaultInputs) -> list[Pixels]:
-    """The clean input, the disturbed one and their amplified difference, `[height, width(, 3)]`; none for tables.
+    """The clean input, the disturbed one and their amplified difference, each `[height, width(, 3)]`; empty for tables.
 
     The curve of a disturbed signal is drawn over that of the clean one.
     """
@@ -93,7 +93,7 @@ def pictures(shown: FaultInputs) -> list[Pixels]:
 
 
 def strip(drawn: list[Pixels], least: int = 112) -> Pixels:
-    """Pictures side by side, `[height, width, 3]`, wide ones below one another, enlarged to a height of `least`."""
+    """Pictures side by side as one, `[height, width, 3]`, enlarged to a height of `least`; wide ones are stacked."""
     is_wide = drawn[0].shape[1] > WIDE_RATIO * drawn[0].shape[0]
     factor = max(1, -(-(least // 2 if is_wide else least) // drawn[0].shape[0]))
     parts = []
@@ -130,9 +130,9 @@ def is_picture(shape: tuple[int, ...]) -> bool:
 
 
 def to_pixels(pictures: Tensor, bounds: tuple[float, float], max_side: int | None = MAX_PICTURE_SIDE) -> Pixels:
-    """Pictures `[n, channels, height, width]` as bytes `[n, height, width(, 3)]`, large ones scaled down.
+    """Pictures `[n, channels, height, width]` as bytes `[n, height, width(, 3)]`; large ones are scaled down.
 
-    Pictures with other than one or three channels are shown as their mean, values that are not finite as black.
+    If there are not one or three channels, their mean is shown. Values that are not finite become black.
     """
     import torch.nn.functional as F
 
@@ -147,8 +147,8 @@ def to_pixels(pictures: Tensor, bounds: tuple[float, float], max_side: int | Non
     return pixels[..., 0] if pixels.shape[-1] == 1 else pixels
 
 
-FRAMES = 6
-"""Frames that are shown at most: the first, the last, and some between them."""
+MAX_FRAMES = 6
+"""Frames of a clip that are shown: the first, the last, and some in between."""
 FRAME_GAP = 1
 
 
@@ -162,7 +162,7 @@ def side_by_side(clip: Tensor, gap: float) -> Tensor:
     import torch
     import torch.nn.functional as F
 
-    chosen = torch.linspace(0, len(clip) - 1, min(FRAMES, len(clip))).round().long()
+    chosen = torch.linspace(0, len(clip) - 1, min(MAX_FRAMES, len(clip))).round().long()
     frames = F.pad(clip[chosen.to(clip.device)], (0, FRAME_GAP), value=gap)
     return torch.cat(list(frames), 2)[..., :-FRAME_GAP]
 
@@ -170,9 +170,9 @@ def side_by_side(clip: Tensor, gap: float) -> Tensor:
 CURVE_WIDTH, CURVE_HEIGHT = 300, 72
 """Pixels of the curve of one channel."""
 MAX_CHANNELS = 4
-"""Channels that are drawn, the first ones."""
+"""Channels that are drawn, starting from the first."""
 CLEAN_COLOUR, DISTURBED_COLOUR, BOTH_COLOUR = (148, 163, 178), (214, 60, 48), (84, 40, 60)
-"""Colours of the pixels that one of two curves passes through, or both."""
+"""Colours of pixels on the clean curve, on the disturbed curve and on both."""
 
 
 def is_signal(shape: tuple[int, ...]) -> bool:
@@ -181,7 +181,7 @@ def is_signal(shape: tuple[int, ...]) -> bool:
 
 
 def curves(clean: Tensor, disturbed: Tensor) -> Pixels:
-    """The clean and the disturbed signal `[channels, samples]` in one picture, with the channels below one another."""
+    """The clean and the disturbed signal `[channels, samples]` in one picture, one channel below the other."""
     pair = zip(_shown(clean), _shown(disturbed), strict=True)
     masks = [[_mask(values, _limits(*channels)) for values in channels] for channels in pair]
     is_clean, is_disturbed = (np.concatenate(parts) for parts in zip(*masks, strict=True))
@@ -202,7 +202,7 @@ def _limits(*channels: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def _mask(values: NDArray[np.float64], limits: tuple[float, float]) -> NDArray[np.bool_]:
-    """The pixels `[height, width]` of a curve: in each column, from its lowest value to its highest."""
+    """The pixels `[height, width]` of a curve; each column is filled from its lowest value to its highest."""
     steps = max(2, -(-len(values) // CURVE_WIDTH))
     places = np.linspace(0, len(values) - 1, CURVE_WIDTH * steps + 1)
     fine = np.interp(places, np.arange(len(values)), values)
@@ -223,10 +223,10 @@ def colour_of(number: int) -> str:
 
 
 def answered_boxes(clean_outputs: Tensor, outputs: Tensor, oracle: str) -> tuple[Tensor, Tensor] | None:
-    """The answers to a clean and a disturbed input, `[n, 6]`, given detections `[n, 6]`; None if it is another task.
+    """The boxes `[n, 6]` to draw for the outputs of a clean and a disturbed input; None in tasks without boxes.
 
-    Key points become squares as large as the tolerance, without a score. oracle: its name as recorded, which tells the
-    score from which a detection is an answer.
+    Of detections, those whose score makes them an answer are drawn. Key points become squares as large as the
+    tolerance, without a score. oracle: the recorded name, which includes score and tolerance.
     """
     from themis.oracle.boxes import CLASS, SCORE
     from themis.oracle.detection import Detection
@@ -244,7 +244,7 @@ def answered_boxes(clean_outputs: Tensor, outputs: Tensor, oracle: str) -> tuple
 
 
 def _squares(points: Tensor, reach: Tensor) -> Tensor:
-    """Squares around points `[n, 2]` that reach as far to all sides."""
+    """Squares around points `[n, 2]` whose sides are at a distance of `reach`."""
     import torch
 
     numbers = torch.arange(len(points), dtype=points.dtype, device=points.device)[:, None]
@@ -252,13 +252,13 @@ def _squares(points: Tensor, reach: Tensor) -> Tensor:
 
 
 def stored_boxes(tensors: Tensors, oracle: str) -> tuple[Tensor, Tensor] | None:
-    """The same for the stored tensors of one fault."""
+    """The boxes to draw for the stored tensors of one fault."""
     clean_outputs = tensors.clean_outputs
     return None if clean_outputs is None else answered_boxes(clean_outputs[0], tensors.outputs[0], oracle)
 
 
 def with_boxes(pixels: Pixels, boxes: Tensor, size: tuple[int, int]) -> Pixels:
-    """A picture `[height, width(, 3)]` in colour with the outlines of boxes `[n, 6]` in a picture of another size."""
+    """Draw the outlines of boxes `[n, 6]` on a picture `[height, width(, 3)]`; size: height and width of the input."""
     from PIL import Image, ImageDraw
 
     drawn = Image.fromarray(pixels).convert("RGB")
@@ -275,13 +275,13 @@ def with_boxes(pixels: Pixels, boxes: Tensor, size: tuple[int, int]) -> Pixels:
 
 N_PICTURES = 3
 N_ROWS = 10
-SIDE = 112
-"""Height of a picture in pixels."""
+PICTURE_HEIGHT = 112
+"""Height of a picture in a notebook, in pixels."""
 PICTURE_TITLES = ("clean", "disturbed", "difference, amplified")
 
 
 def show_run(run: Run) -> str:
-    """The verdict, the figures, why the campaign stopped, the most telling faults, and how it went, folded."""
+    """The verdict, the figures, why the campaign stopped, the most telling faults, and a folded part with details."""
     from themis.runs.display.text import summary_rows
 
     faults = "".join(_figure(fault, _pictures(fault)) for fault in run.faults.most_telling(N_PICTURES))
@@ -330,7 +330,7 @@ def show_faults(faults: Faults) -> str:
 
 
 def _pictures(fault: Fault) -> list[Pixels]:
-    """The pictures of a fault; none if they are not stored or fail, so that a notebook still shows the rest."""
+    """The pictures of a fault; empty if they are not stored or cannot be drawn, so that a notebook shows the rest."""
     try:
         shown = fault.shown()
         return [] if shown is None else pictures(shown)
@@ -345,7 +345,7 @@ def _figure(fault: Fault, drawn: Sequence[Pixels]) -> str:
 
 
 def _strip(drawn: Iterable[Pixels]) -> str:
-    style = f"height:{SIDE}px;image-rendering:pixelated;margin-right:4px;display:inline"
+    style = f"height:{PICTURE_HEIGHT}px;image-rendering:pixelated;margin-right:4px;display:inline"
     images = "".join(
         f'<img src="{data_uri(pixels)}" alt="{title}" title="{title}" style="{style}">'
         for pixels, title in zip(drawn, PICTURE_TITLES, strict=False)
@@ -354,7 +354,7 @@ def _strip(drawn: Iterable[Pixels]) -> str:
 
 
 def _pairs(rows: Iterable[tuple[str, str]]) -> str:
-    """A table of names and texts, which must be HTML."""
+    """A table with one row per pair of HTML texts."""
     left = 'style="text-align:left;vertical-align:top"'
     lines = "".join(f"<tr><th {left}>{name}</th><td {left}>{text}</td></tr>" for name, text in rows)
     return f"<table>{lines}</table>"

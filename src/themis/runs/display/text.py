@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from themis.judge.calibration import Calibration
     from themis.runs.run import Round, Run, Start
 
-UNREACHABLE = 10**10
-"""A forecast of this many tests or more means that the goal is out of reach."""
-N_WORST = 3
+UNREACHABLE_TESTS = 10**10
+"""A goal that needs this many tests or more is called out of reach."""
+N_WORST_SLICES = 3
 REQUESTS = "{inputs:,} inputs in {calls:,} calls, {repeated:,} repeated after an error"
-RANDOM, UNBROKEN = "correct under a random disturbance", "seeds that the search could not break"
-"""What the figures and tables of robustness by strength show."""
+RANDOM_LABEL, UNBROKEN_LABEL = "correct under a random disturbance", "seeds that the search could not break"
+"""Labels in figures and tables of robustness by strength."""
 
 
 def summary_lines(run: Run, *, is_verbose: bool = False) -> list[str]:
-    """The results of a campaign as it is printed: the verdict, the figures and why the campaign stopped."""
+    """The results of a campaign as printed: the verdict, the figures and why the campaign stopped."""
     rows = [wrapped(f"{name:<13}  {text}", 15) for name, text in summary_rows(run, is_verbose=is_verbose)]
     return [wrapped(run.verdict.text), *rows, wrapped(run.stop)]
 
 
 def summary_rows(run: Run, *, is_verbose: bool = False) -> list[tuple[str, str]]:
-    """The figures of a campaign as (name, text): those that say how the model does, or all."""
+    """The figures of a campaign as (name, text): those about the model or, if verbose, all."""
     last, start = run.rounds[-1], run.start
     faults = f"{last.faults:,} raw, {last.distinct_faults:,} distinct, on {last.failing_seeds:,} of "
     rate = _estimate(run.fault_rate, "in operation" if start.profile else "on average over seeds")
@@ -58,7 +58,7 @@ def summary_rows(run: Run, *, is_verbose: bool = False) -> list[tuple[str, str]]
 
 
 def describe_calibration(calibration: Calibration | None) -> str | None:
-    """How far confidence and correctness are apart, in words; None if that is not known."""
+    """The gap between confidence and correctness, in words; None if it is not known."""
     errors = calibration and [
         describe_share(error, f"on {inputs}")
         for inputs, error in (
@@ -73,13 +73,13 @@ def describe_calibration(calibration: Calibration | None) -> str | None:
 def _worst_slices(run: Run) -> str:
     """The slices that fail clearly more often than all seeds; empty if none does."""
     worst = run.worst_slices
-    more = f", and {len(worst) - N_WORST:,} more" if len(worst) > N_WORST else ""
-    shown = [f"{each.name} {describe_share(each.fault_rate)}" for each in worst[:N_WORST] if each.fault_rate]
+    more = f", and {len(worst) - N_WORST_SLICES:,} more" if len(worst) > N_WORST_SLICES else ""
+    shown = [f"{each.name} {describe_share(each.fault_rate)}" for each in worst[:N_WORST_SLICES] if each.fault_rate]
     return "; ".join(shown) + more
 
 
 def _details(run: Run) -> list[tuple[str, str | None]]:
-    """The figures that say how the campaign went."""
+    """The figures about the campaign itself."""
     last, start, spent, coverage = run.rounds[-1], run.start, run.seconds, run.rounds[-1].coverage
     kinds = sorted(run.kinds.items(), key=lambda kind: -kind[1]["tests"])
     rivals = forecast = None
@@ -88,7 +88,7 @@ def _details(run: Run) -> list[tuple[str, str | None]]:
         rivals = f"the target and {counted(n_rivals, 'rival')} differ on {n:,} tests of the search"
     if run.stop_reason != "coverage" and coverage.forecast and start.covers_neurons:
         tests = f"{about(coverage.forecast)} more test{'s' * (coverage.forecast != 1)}"
-        is_reachable = coverage.forecast < UNREACHABLE
+        is_reachable = coverage.forecast < UNREACHABLE_TESTS
         forecast = f"{tests} to reach the coverage goal" if is_reachable else "the coverage goal is out of reach"
     risk = _estimate(run.residual_risk, "that the next uniform test finds a distinct fault that no test has found")
     sampled = f"coverage is {percent(coverage.sampled)} of the sampled neurons"
@@ -116,7 +116,7 @@ def _details(run: Run) -> list[tuple[str, str | None]]:
 
 
 def left_to_find(round: Round) -> str:
-    """How many more distinct faults four times the tests would find."""
+    """In words, how many more distinct faults four times the tests would find."""
     faults = round.reachable_faults
     assert faults is not None
     value, low, high = (max(0, end - round.distinct_faults) for end in (faults.value, faults.low, faults.high))
@@ -126,12 +126,12 @@ def left_to_find(round: Round) -> str:
 
 
 def about(forecast: int) -> str:
-    """A forecast as text, with the two significant digits that it deserves."""
+    """A forecast as text, with two significant digits."""
     return f"about {int(float(f'{forecast:.2g}')):,}"
 
 
 def opening(start: Start) -> str:
-    """What the campaign is about to test, in a few lines."""
+    """A description of what the campaign will test, in a few lines."""
     shows_units = len(start.theta) <= 2  # more units would hide the rest
     ranges = []
     for each in start.theta:
@@ -190,12 +190,12 @@ def _grade(start: Start) -> str:
 def round_line(
     round: Round, *, is_share: bool = True, covers_neurons: bool = True, max_tests: int | None = None
 ) -> str:
-    """The progress after a round; `is_share` tells whether the score of the criterion is a share.
+    """The progress after a round; `is_share`: whether the score of the criterion is a share.
 
-    What is left to go is the forecast of the coverage goal, or what is left of the budget `max_tests` if that is less.
+    The tests to go are those forecast for the coverage goal, or those left in the budget `max_tests` if they are fewer.
     """
     forecast = round.coverage.forecast if covers_neurons else None
-    more = "" if not forecast or forecast >= UNREACHABLE else f", {about(forecast)} to go"
+    more = "" if not forecast or forecast >= UNREACHABLE_TESTS else f", {about(forecast)} to go"
     if forecast and max_tests is not None and forecast > (left := max_tests - round.tests):
         more = f", {left:,} to go" if left > 0 else ""
     score = round.criterion_score
@@ -227,14 +227,14 @@ def _dropped(run: Run) -> str:
 
 
 JUDGED_BY_LABEL = ("wrong", "threshold", "top")
-"""Tasks whose labels, if there are any, are the right answers; seeds whose clean answer is another are left out."""
+"""Tasks in which labels, if there are any, are the right answers; seeds with another clean answer are left out."""
 COMPARED_TASKS = ("changed", *JUDGED_BY_LABEL)
-"""Tasks whose answers agree with the clean answer or not."""
+"""Tasks in which an answer either agrees with the clean answer or does not."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How many tests, faults, seeds and neurons a run has."""
+    """The numbers of tests, faults, seeds and neurons of a run."""
 
     tests: int
     dropped: int
@@ -249,7 +249,7 @@ class Counts:
 
     @staticmethod
     def of(round: Round | None, start: Mapping[str, Any]) -> Counts:
-        """Those of a round, if there is one, and of the start of its run."""
+        """Count from the last round, if there is one, and from the start of its run."""
         names = ("tests", "dropped", "passes", "faults", "distinct_faults", "failing_seeds")
         totals: dict[str, int] = {name: getattr(round, name, 0) for name in names}
         seeds, given, neurons = (start.get(name, 0) for name in ("n_usable", "n_seeds", "n_neurons"))
@@ -258,7 +258,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class CleanScores:
-    """How well the model answers clean inputs; only the scores that fit the task are known."""
+    """How well the model answers clean inputs; scores that do not fit the task are None."""
 
     accuracy: float | None
     error: float | None
@@ -268,7 +268,7 @@ class CleanScores:
 
 @dataclass(frozen=True)
 class RunVerdict:
-    """What a campaign has shown, and the tone of it: broken, standing or open."""
+    """The result of a campaign in one sentence, and its tone: broken, standing or open."""
 
     tone: str
     text: str
@@ -284,7 +284,10 @@ def write_verdict(
     constant: str | None = None,
     is_running: bool = False,
 ) -> RunVerdict:
-    """Say how many answers are left: clean, under random disturbance, at worst; `constant`: why it says nothing."""
+    """Say which share of answers is correct: clean, under random disturbance and at worst.
+
+    constant: why a low fault rate would mean nothing, in words.
+    """
     if not counts.tests and not counts.faults:
         return RunVerdict("open", "No test has been counted yet." if is_running else "No test was counted.")
     if counts.tests == counts.dropped and not counts.faults:
@@ -316,14 +319,14 @@ def describe_clean(clean: CleanScores, task: str = "wrong") -> str:
 
 
 def accuracy_name(task: str) -> str:
-    """What the share of right answers is called in a task."""
+    """The name of the share of right answers in a task."""
     if task == "multilabel":
         return "accuracy of the labels"
     return f"top-{task[3:]} accuracy" if task.startswith("top") else "accuracy"
 
 
 def _shares(task: str, counts: Counts, clean: CleanScores, fault_rate: Estimate | None) -> str:
-    """The share of answers that are left, under random disturbance and at worst, called what it is in the task.
+    """The share of correct answers: clean, under random disturbance and at worst, named as in the task.
 
     An answer that is wrong without a disturbance counts as wrong under every disturbance.
     """

@@ -1,4 +1,4 @@
-"""Exporting faults for other tools: files with one row per fault; packages add others, and folders."""
+"""Exporting faults for other tools, in files with one row per fault; packages add further formats."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Rows = list[tuple[Any, ...]]
 
 
 def export(run: Reader, batches: Iterable[Rows], path: Path, *, replaces: bool = False) -> int:
-    """Write faults to a file in the format of its suffix; return their number. `replaces`: overwrite a file."""
-    write = FORMATS.get(path.suffix.lower())
+    """Write faults to a file in the format of its suffix; return their number. replaces: overwrite an existing file."""
+    write = EXPORT_FORMATS.get(path.suffix.lower())
     if write is None:
-        raise UsageError(f"the file must have a known suffix, got {path.name}: {nearest(path.suffix, FORMATS)}")
+        raise UsageError(f"the file must have a known suffix, got {path.name}: {nearest(path.suffix, EXPORT_FORMATS)}")
     n = 0
 
     def counted() -> Iterator[Rows]:
@@ -42,7 +42,7 @@ def export(run: Reader, batches: Iterable[Rows], path: Path, *, replaces: bool =
 
 
 def write_csv(run: Reader, batches: Iterable[Rows], path: Path) -> None:
-    """A header and one line per fault; the signature is JSON, unknown values are empty. No cell is a formula."""
+    """Write a header and one line per fault. The signature is JSON, unknown values are empty, no cell is a formula."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(run.columns)
@@ -54,13 +54,13 @@ def write_csv(run: Reader, batches: Iterable[Rows], path: Path) -> None:
 
 
 def write_json(run: Reader, batches: Iterable[Rows], path: Path) -> None:
-    """A list of objects, one per line; the signature is an object from layers to shares."""
+    """Write a list of objects, one per line; the signature is an object that maps layers to shares."""
     with path.open("w", encoding="utf-8") as file:
         file.writelines(json_text(run, batches))
 
 
 def json_text(run: Reader, batches: Iterable[Rows]) -> Iterator[str]:
-    """The text of such a list, piece by piece."""
+    """The text of a JSON list of faults, piece by piece."""
     separator = "["
     for rows in batches:
         yield f"{separator}\n" + ",\n".join(json.dumps(as_object(run, row), allow_nan=False) for row in rows)
@@ -69,26 +69,22 @@ def json_text(run: Reader, batches: Iterable[Rows]) -> Iterator[str]:
 
 
 def as_object(run: Reader, row: tuple[Any, ...]) -> dict[str, Any]:
-    """A fault as plain data by column; numbers that JSON cannot represent, such as an infinite margin, are None."""
+    """A fault as plain data by column; numbers that JSON cannot represent, such as an infinite margin, become None."""
     plain: dict[str, Any] = json_safe(dict(zip(run.columns, row, strict=True)))
     return plain | {"signature": dict(zip(run.layers, read_signature(plain["signature"]), strict=True))}
 
 
 def write_npz(run: Reader, batches: Iterable[Rows], path: Path) -> None:
-    """One array per column (unknown classes are -1, other unknown numbers NaN), and the stored tensors.
+    """Write one array per column (unknown classes are -1, other unknown numbers NaN), and the stored tensors.
 
-    `tensors_id` has the faults that the rows of `clean_inputs`, `inputs` and `outputs` belong to.
+    `tensors_id` is the fault of each row of `clean_inputs`, `inputs` and `outputs`.
     """
     import numpy as np
 
-    kinds: dict[str, tuple[Any, Any]] = {
-        "INTEGER": (np.int64, -1),
-        "REAL": (np.float64, np.nan),
-        "TEXT": (np.str_, ""),
-    }
+    kinds: dict[str, tuple[Any, Any]] = {"INTEGER": (np.int64, -1), "REAL": (np.float64, np.nan), "TEXT": (np.str_, "")}
     types = types_of(run)
     parts: dict[str, list[Any]] = {name: [] for name in types}
-    for rows in chain(batches, [[]]):  # an empty one, so that there are columns even without faults
+    for rows in chain(batches, [[]]):  # an empty batch, so that there are columns even without faults
         for (name, kind), values in zip(types.items(), columns_of(run, rows), strict=True):
             if name == "signature":
                 part = np.array(values, dtype=np.float32).reshape(len(rows), len(run.layers))
@@ -128,12 +124,12 @@ def types_of(run: Reader) -> dict[str, str]:
     return dict(run.select("name, type", table="pragma_table_info('faults')", order="cid"))
 
 
-_OWN: dict[str, Callable[[Reader, Iterable[Rows], Path], None]] = {
+_BUILT_IN: dict[str, Callable[[Reader, Iterable[Rows], Path], None]] = {
     ".csv": write_csv,
     ".json": write_json,
     ".npz": write_npz,
 }
-FORMATS = Extensible("themis.export_files", _OWN)
-"""The writer of each format by suffix."""
-FOLDERS: Extensible[Callable[[Reader, Selection, Path], int]] = Extensible("themis.export_folders", {})
-"""The writers of folders by the name that stands before a colon; they return how many faults they have written."""
+EXPORT_FORMATS = Extensible("themis.export_files", _BUILT_IN)
+"""Writers of files, by suffix."""
+EXPORT_FOLDERS: Extensible[Callable[[Reader, Selection, Path], int]] = Extensible("themis.export_folders", {})
+"""Writers of folders, by the name before the colon in NAME:FOLDER; they return the number of faults written."""

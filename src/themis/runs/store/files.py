@@ -1,6 +1,6 @@
-"""Files that are either complete or absent, the lock on a folder, and which files and folders Themis may replace.
+"""Atomic files, the lock on a folder, and the rules for files and folders that Themis may replace.
 
-Nothing is written or deleted through a symbolic link: a folder that was downloaded may contain links to other files.
+Nothing is written or deleted through a symbolic link, because a downloaded folder may contain links to other files.
 """
 
 import errno
@@ -21,10 +21,10 @@ from typing import Any
 
 from themis.errors import StoreError, ThemisError, UsageError
 from themis.reading import open_regular
-from themis.runs.store.schema import APPLICATION, DATABASE, PARTS_FILE
+from themis.runs.store.schema import APPLICATION_ID, DATABASE, PARTS_FILE
 
 LEFTOVER = re.compile(r"\.themis-[0-9a-f]{16}\.part(-wal|-shm|-journal)?")
-"""Names of temporary files, and of those that SQLite writes beside them."""
+"""Names of temporary files, and of the files that SQLite writes beside them."""
 LOCK_SIGNATURE = b"Themis, process "
 """The beginning of a lock file; the number of the process follows."""
 _NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
@@ -48,7 +48,7 @@ def is_locked(path: Path) -> bool | None:
 
 
 def write_file(path: Path, *content: bytes | memoryview) -> None:
-    """Write a file, piece by piece, so that after a crash the old or the new one exists, completely."""
+    """Write a file from pieces of content, so that after a crash either the old or the new file is complete."""
     with replacement(path) as part, part.open("wb") as file:
         for piece in content:
             file.write(piece)
@@ -56,10 +56,10 @@ def write_file(path: Path, *content: bytes | memoryview) -> None:
 
 @contextmanager
 def replacement(path: Path) -> Iterator[Path]:
-    """A temporary file that takes the place of `path` at the end of the block; after an error, it is removed.
+    """A temporary file that replaces `path` at the end of the block; after an error, it is removed.
 
-    It is synced, then renamed, then the folder is synced. Its name is random and it is created exclusively, so that it
-    is neither a link nor the temporary file of another process.
+    The file is synced and renamed, then the folder is synced. The temporary name is random and created exclusively, so
+    that it is neither a link nor the temporary file of another process.
     """
     refuse_special(path)
     part, file = _create_part(path.parent)
@@ -83,11 +83,11 @@ def replacement(path: Path) -> Iterator[Path]:
 
 
 def _create_part(folder: Path) -> tuple[Path, int]:
-    """A new temporary file, locked as long as it is open, so that `remove_leftovers` spares it."""
+    """A new temporary file, which is locked while it is open so that `remove_leftovers` does not remove it."""
     while True:
         part = folder / f".themis-{token_hex(8)}.part"
         file = os.open(part, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666)
-        with suppress(OSError):  # some network file systems have no locks, and then nothing is cleaned up either
+        with suppress(OSError):  # without locks, as on some network file systems, leftovers are not removed either
             _lock(file)
         if _is_at(file, part):
             return part, file
@@ -95,13 +95,13 @@ def _create_part(folder: Path) -> tuple[Path, int]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files that killed processes left in a folder; never links or files of running processes."""
+    """Remove temporary files that killed processes left in a folder, but no links and no files of running processes."""
     try:
         with os.scandir(folder) as entries:
             files = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
     except OSError:
         return
-    for name in sorted(filter(LEFTOVER.fullmatch, files), key=len):  # files of SQLite come after their database
+    for name in sorted(filter(LEFTOVER.fullmatch, files), key=len):  # a database before the files beside it
         path = folder / name
         if not name.endswith(".part") and (folder / f"{name.rpartition('-')[0]}").exists():
             continue
@@ -118,7 +118,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def refuse_special(path: Path) -> None:
-    """Refuse to write to a path that is a link, a folder, a device or anything else but a regular file."""
+    """Refuse to write to a path that exists and is not a regular file."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -132,7 +132,7 @@ def refuse_special(path: Path) -> None:
 
 
 def refuse_links(root: Path, *names: str) -> None:
-    """Refuse a folder in which one of these files or folders, or a folder above one, is a symbolic link."""
+    """Refuse a folder if one of these paths in it, or a parent of one, is a symbolic link."""
     for name in names:
         path = root
         for part in Path(name).parts:
@@ -145,7 +145,7 @@ def refuse_links(root: Path, *names: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make a file's content, or the names in a folder, durable. Windows cannot open folders and syncs names itself."""
+    """Make a file's content or a folder's entries durable. Windows cannot open folders, and syncs entries itself."""
     if os.name != "posix" and path.is_dir():
         return
     file = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
@@ -161,7 +161,7 @@ def as_json(value: Any, indent: int | None = None) -> bytes:
 
 
 def json_safe(value: Any) -> Any:
-    """Plain data, also of dataclasses, with None for every number that JSON cannot represent."""
+    """Plain data from containers and dataclasses, with None for every number that JSON cannot represent."""
     if is_dataclass(value):
         return {each.name: json_safe(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, dict):
@@ -173,7 +173,7 @@ def json_safe(value: Any) -> Any:
 
 @contextmanager
 def explained(path: Path, *, is_run: bool = False) -> Iterator[None]:
-    """Turn disk errors into an error that says what to do; `is_run`: what a campaign has stored so far is safe."""
+    """Turn disk errors into a `StoreError` with a remedy; `is_run`: what the campaign has stored so far is safe."""
     try:
         yield
     except StoreError:
@@ -194,10 +194,10 @@ def _remedy(error: OSError | sqlite3.Error, is_run: bool) -> str:
 
 
 class Lock:
-    """Allows one writer per folder. The system releases it when the process ends, however it ends."""
+    """Allows one writer per folder. The system releases the lock when the process ends, even if it is killed."""
 
     def __init__(self, path: Path) -> None:
-        """Create the file if it does not exist (`is_new`), and write the number of this process to it."""
+        """Create the file if it does not exist (`is_new`), and write the number of this process into it."""
         self.path, self.is_new = path, False
         while True:
             self._file = self._open()
@@ -211,14 +211,14 @@ class Lock:
                 ) from error
             if self.is_held():
                 break
-            os.close(self._file)  # its last owner has removed it
+            os.close(self._file)  # the last owner has removed the file
         if not re.fullmatch(rb"(" + LOCK_SIGNATURE + rb")?\s*\d*\s*", _read(self._file)):
             os.close(self._file)
             raise UsageError(f"{path} must be a lock of Themis, but it holds something else: move it elsewhere")
         self._before, self._stat = _read(self._file), os.fstat(self._file)
         try:
             self._write(LOCK_SIGNATURE + f"{os.getpid():<10}\n".encode())  # always the same length
-            if self.is_new:  # durable, because it marks the folder as one of Themis
+            if self.is_new:  # made durable, because it marks the folder as one of Themis
                 os.fsync(self._file)
                 sync(self.path.parent)
         except OSError:
@@ -242,7 +242,7 @@ class Lock:
                     return file
 
     def _acquire(self) -> None:
-        """Try a few times: a reader that checks whether a campaign is running holds the lock for a moment."""
+        """Lock the file; retries because a reader that checks for a running campaign holds the lock for a moment."""
         for _ in range(4):
             with suppress(OSError):
                 return _lock(self._file)
@@ -256,13 +256,13 @@ class Lock:
             os.ftruncate(self._file, len(content))
 
     def restore(self) -> None:
-        """Leave the file as it was before, also its time: nothing has changed in the folder."""
+        """Restore the file's content and time, because nothing else has changed in the folder."""
         self._write(self._before)
         with suppress(OSError):
             os.utime(self.path, ns=(self._stat.st_atime_ns, self._stat.st_mtime_ns), follow_symlinks=False)
 
     def is_held(self) -> bool:
-        """Whether the file at the path is the one that is locked: the folder was neither deleted nor moved."""
+        """Whether the locked file is still at its path, so that the folder was neither deleted nor moved."""
         return _is_at(self._file, self.path)
 
     def release(self) -> None:
@@ -271,7 +271,7 @@ class Lock:
 
 
 class Claim:
-    """A folder that only this process writes to. What it has created is removed again unless the run has begun."""
+    """A folder that only this process writes to. What the process created is removed again unless the run has begun."""
 
     def __init__(self, path: Path, folders: Sequence[str], lock: str = "run.lock") -> None:
         """Create the folder with these `folders` if they do not exist, and lock it."""
@@ -308,7 +308,7 @@ class Claim:
     def release(self) -> None:
         """Let others write to the folder."""
         for path in [] if self.is_begun else reversed(self.created):
-            with suppress(OSError):  # it does not exist, or is a folder with files of others
+            with suppress(OSError):  # it does not exist, or is a folder with other files
                 path.rmdir() if path.is_dir() else path.unlink()
         if self._lock is not None:
             if not (self.is_begun or self._lock.is_new):
@@ -340,7 +340,7 @@ else:
     def _lock(file: int) -> None:
         import msvcrt
 
-        os.lseek(file, 1 << 20, os.SEEK_SET)  # far beyond the text, which others must be able to read
+        os.lseek(file, 1 << 20, os.SEEK_SET)  # far beyond the text, which other processes must be able to read
         msvcrt.locking(file, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
 
 
@@ -348,12 +348,12 @@ LOCK = "run.lock"
 SIDECARS = (f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal")
 """Files that SQLite writes beside the database."""
 RUN_FOLDERS = ("tensors", "state")
-BEGUN_FILES = (LOCK, "config.yaml", "environment.json", PARTS_FILE, DATABASE, *SIDECARS)
-"""What a run writes before its first test."""
-NOTE = "pytest.json"
-"""The note of the pytest plugin about the test and the session of a folder, which is there before the run."""
+FILES_BEFORE_TESTS = (LOCK, "config.yaml", "environment.json", PARTS_FILE, DATABASE, *SIDECARS)
+"""Files that a run writes before its first test."""
+PYTEST_NOTE = "pytest.json"
+"""A file about the test and its session, which the pytest plugin writes into a folder before the run."""
 RUN_FILES = (
-    *BEGUN_FILES,
+    *FILES_BEFORE_TESTS,
     *RUN_FOLDERS,
     "summary.json",
     "report.html",
@@ -362,45 +362,45 @@ RUN_FILES = (
     "robustness.png",
     "faults.png",
 )
-"""All that Themis writes in a run folder, except for `track`, where trackers write."""
+"""Everything that Themis writes into a run folder, except for the folder `track` of the trackers."""
 
-COMMENT = "<!-- Written by Themis -->"
-"""The mark of XML, SVG and Markdown, in the first line after an XML declaration."""
-GENERATOR = '<meta name="generator" content="Themis">'
-"""The mark of a report."""
-SOFTWARE = "Themis"
-"""The mark of PNG (Software) and PDF (Creator)."""
+TEXT_MARK = "<!-- Written by Themis -->"
+"""Marks XML, SVG and Markdown files, in the first line after an XML declaration."""
+HTML_MARK = '<meta name="generator" content="Themis">'
+"""Marks reports."""
+SOFTWARE_MARK = "Themis"
+"""Marks PNG files (as Software) and PDF files (as Creator)."""
 REPLACE_REMEDY = "choose another, or replace it with --force"
-_START, _END = 4096, 2048
-"""Bytes at the start and at the end of a file in which the mark must be."""
+_HEAD_BYTES, _TAIL_BYTES = 4096, 2048
+"""Bytes at the start and at the end of a file in which a mark is searched for."""
 
 
 def has_mark(path: Path) -> bool:
-    """Whether a file says that Themis wrote it; tables, arrays and weights never do, so they are never replaced."""
+    """Whether a file is marked as written by Themis; tables, arrays and weights never are, so they are not replaced."""
     with path.open("rb") as file:
-        head = file.read(_START)
-        file.seek(max(0, path.stat().st_size - _END))
+        head = file.read(_HEAD_BYTES)
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
         tail = file.read()
     if head.startswith(b"<!DOCTYPE html>"):
-        return GENERATOR.encode() in head
+        return HTML_MARK.encode() in head
     if head.startswith(b"<?xml"):
-        return head.partition(b"?>")[2].lstrip().startswith(COMMENT.encode())
+        return head.partition(b"?>")[2].lstrip().startswith(TEXT_MARK.encode())
     if head.startswith(b"\x89PNG"):
-        return f"tEXtSoftware\0{SOFTWARE}".encode() in head
+        return f"tEXtSoftware\0{SOFTWARE_MARK}".encode() in head
     if head.startswith(b"%PDF"):
-        return f"/Creator ({SOFTWARE})".encode() in tail
-    return head.startswith(COMMENT.encode()) or head.lstrip(b"{ \r\n").startswith(b'"made_by": "themis ')
+        return f"/Creator ({SOFTWARE_MARK})".encode() in tail
+    return head.startswith(TEXT_MARK.encode()) or head.lstrip(b"{ \r\n").startswith(b'"made_by": "themis ')
 
 
 def made_by(command: str) -> dict[str, str]:
-    """The mark of a JSON file, its first key."""
+    """The first entry of a JSON file, which marks it as written by Themis."""
     from themis.version import __version__
 
     return {"made_by": f"themis {__version__} {command}"}
 
 
 def check_free(path: Path, *, replaces: bool = False, remedy: str = REPLACE_REMEDY) -> None:
-    """Refuse a file that must not be written; `replaces`: the user asked to replace it."""
+    """Refuse to write a file over one that Themis did not write; `replaces`: the user asked to replace it."""
     try:
         refuse_special(path)
         if not replaces and path.exists() and not has_mark(path):
@@ -415,7 +415,7 @@ def check_free(path: Path, *, replaces: bool = False, remedy: str = REPLACE_REME
 
 @contextmanager
 def fresh_file(path: Path, *, replaces: bool = False, remedy: str = REPLACE_REMEDY) -> Iterator[Path]:
-    """A temporary file that becomes `path` once it is written completely: an interruption leaves nothing."""
+    """A temporary file that becomes `path` once it is complete; an interruption leaves nothing."""
     check_free(path, replaces=replaces, remedy=remedy)
     remove_leftovers(path.parent)
     with explained(path), replacement(path) as part:
@@ -430,7 +430,7 @@ def write_fresh(path: Path, content: bytes, *, replaces: bool = False, remedy: s
 
 
 def list_folder(path: Path) -> list[str] | None:
-    """The names in a folder that results shall be written to, without leftovers; None if it does not exist."""
+    """The names in an output folder, without leftovers; None if the folder does not exist."""
     try:
         return sorted(name for name in os.listdir(path) if not LEFTOVER.fullmatch(name))
     except FileNotFoundError:
@@ -444,7 +444,7 @@ def list_folder(path: Path) -> list[str] | None:
 
 
 def refuse_folder(path: Path, names: Sequence[str], kind: str) -> UsageError:
-    """The error for a folder that Themis has not begun."""
+    """The error for an output folder with files that are not from Themis."""
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return UsageError(
         f"out must be a new or empty folder{kind}, but {path} contains other files ({shown}): choose another folder"
@@ -452,18 +452,18 @@ def refuse_folder(path: Path, names: Sequence[str], kind: str) -> UsageError:
 
 
 def is_database(path: Path) -> bool:
-    """Whether a file is the database of a run, from its header: SQLite does not have to open it."""
+    """Whether a file is the database of a run, judging by its header, without opening it in SQLite."""
     header = _head(path, 100)
-    return header.startswith(b"SQLite format 3\0") and int.from_bytes(header[68:72], "big") == APPLICATION
+    return header.startswith(b"SQLite format 3\0") and int.from_bytes(header[68:72], "big") == APPLICATION_ID
 
 
 def was_signed(lock: Path) -> bool:
-    """Whether a file is the lock of a folder that Themis has begun."""
+    """Whether a file is a lock that Themis has written."""
     return _head(lock, len(LOCK_SIGNATURE)) == LOCK_SIGNATURE
 
 
 def _head(path: Path, n: int) -> bytes:
-    """The first bytes of a file; none of a link, or of anything else that cannot be read."""
+    """The first bytes of a regular file; empty for anything else, and if the file cannot be read."""
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
             return b""
@@ -476,8 +476,8 @@ def _head(path: Path, n: int) -> bytes:
 def check_run_folder(path: Path) -> None:
     """Refuse a folder in which a run must not begin.
 
-    Accepted are a new folder, an empty one, one with the note of the pytest plugin, and one whose run was killed before
-    its first test: it has only files that Themis writes by then, and the database of a run or a signed lock.
+    A folder is accepted if it is new or empty, if it only has the note of the pytest plugin, or if its run was killed
+    before its first test: it then has only the files written by that time, including a database or a signed lock.
     """
     names = list_folder(path) or []
     if has_database := is_database(path / DATABASE):
@@ -486,13 +486,13 @@ def check_run_folder(path: Path) -> None:
                 f"out must be a new folder, but {path} already holds a run: choose another, or resume it with "
                 f"`themis resume {quote(str(path))}`"
             )
-    elif set(names) <= {NOTE}:
+    elif set(names) <= {PYTEST_NOTE}:
         return
-    others = [name for name in names if name not in (*BEGUN_FILES, *RUN_FOLDERS, NOTE)] + tensors_in(path)
-    files = [name for name in names if name not in (*RUN_FOLDERS, NOTE)]
+    others = [name for name in names if name not in (*FILES_BEFORE_TESTS, *RUN_FOLDERS, PYTEST_NOTE)] + tensors_in(path)
+    files = [name for name in names if name not in (*RUN_FOLDERS, PYTEST_NOTE)]
     lock = path / LOCK
     is_empty = not lock.is_symlink() and (not lock.exists() or (lock.is_file() and lock.stat().st_size == 0))
-    # An empty lock: the power failed right after it was created.
+    # The lock is empty if the power failed right after it was created.
     is_begun = has_database or was_signed(lock) or (files in ([], [LOCK]) and is_empty)
     if others or not is_begun:
         raise refuse_folder(path, others or files, "")
@@ -503,10 +503,10 @@ def tensors_in(path: Path) -> list[str]:
 
 
 def _has_started(database: Path) -> bool:
-    """Whether a run has begun its tests."""
+    """Whether a run has begun its tests; True if the database cannot be read, so that it is not replaced."""
     uri = f"{database.resolve().as_uri()}?mode=ro"
     try:
         with closing(sqlite3.connect(uri, uri=True)) as connection:
             return connection.execute("SELECT 1 FROM run WHERE name = 'start'").fetchone() is not None
     except sqlite3.Error:
-        return True  # it is damaged, or of another version: not to be replaced
+        return True

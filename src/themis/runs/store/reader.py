@@ -23,7 +23,15 @@ from themis.reading import check_form, optional, parse_json, read_json, values_o
 from themis.runs.fault import PLAIN_COLUMNS
 from themis.runs.store import schema
 from themis.runs.store.files import is_locked
-from themis.runs.store.schema import DATABASE, MAX_JSON, REMEDY, ROUND_COLUMNS, SHARE_FORM, damage_explained, quoted
+from themis.runs.store.schema import (
+    DATABASE,
+    MAX_JSON,
+    RESTORE_REMEDY,
+    ROUND_COLUMNS,
+    SHARE_FORM,
+    damage_explained,
+    quoted,
+)
 
 if TYPE_CHECKING:
     from themis.runs.faults import Array, Faults
@@ -35,22 +43,21 @@ if TYPE_CHECKING:
 ROWS_PER_FETCH = 5000
 """Rows that are fetched at a time."""
 STATES = {"user": "interrupted", "error": "failed"}
-"""States of a campaign by stop reason; any other reason is "ended"."""
-ANY_TEST = "SELECT EXISTS (SELECT 1 FROM rounds) OR EXISTS (SELECT 1 FROM faults)"
-MOST_NAMED = 8
-"""Folders that an error names."""
+"""The state of a campaign by its stop reason; with any other reason it is "ended"."""
+HAS_TESTS_QUERY = "SELECT EXISTS (SELECT 1 FROM rounds) OR EXISTS (SELECT 1 FROM faults)"
+MAX_NAMED_FOLDERS = 8
+"""Folders that an error message names."""
 MAX_QUERY_SECONDS = 120.0
-"""Time that a query may take."""
-LIMITS = {
+SQLITE_LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: MAX_JSON,
     sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 500,
     sqlite3.SQLITE_LIMIT_ATTACHED: 0,
 }
-"""Limits of SQLite on a database that others may have written."""
+"""Limits for SQLite, because others may have written the database."""
 
 
 def not_a_run(path: Path) -> UsageError:
-    """The error for a folder that is not a run: what it is instead, and the runs in it."""
+    """The error for a folder that is not a run, which says what it is instead and names the runs in it."""
     rule, runs = f"a run must be a folder with {DATABASE}, but {path}", runs_in(path)
     named = name_folders(runs)
     if (path / "suite.json").is_file():
@@ -64,12 +71,12 @@ def not_a_run(path: Path) -> UsageError:
 
 
 def runs_in(path: Path) -> list[Path]:
-    """The runs and suites in a folder, the newest first."""
+    """The runs and suites in a folder, newest first."""
     return folders_with(path, DATABASE, "suite.json")
 
 
 def folders_with(path: Path, *names: str) -> list[Path]:
-    """The folders in a folder that have a file of one of these names, the newest file first."""
+    """The subfolders that contain a file with one of these names, newest file first."""
     try:
         found = [file for name in names for file in path.glob(f"*/{name}") if file.is_file()]
         return [file.parent for file in sorted(found, key=lambda file: (-file.stat().st_mtime, file))]
@@ -78,33 +85,36 @@ def folders_with(path: Path, *names: str) -> list[Path]:
 
 
 def name_folders(folders: list[Path]) -> str:
-    """The first few folders, as a shell takes them, and how many more there are."""
-    more = f" and {len(folders) - MOST_NAMED} more" if len(folders) > MOST_NAMED else ""
-    return ", ".join(quote(str(folder)) for folder in folders[:MOST_NAMED]) + more
+    """The first few folders, quoted for a shell, and the number of the others."""
+    more = f" and {len(folders) - MAX_NAMED_FOLDERS} more" if len(folders) > MAX_NAMED_FOLDERS else ""
+    return ", ".join(quote(str(folder)) for folder in folders[:MAX_NAMED_FOLDERS]) + more
 
 
 class Reader:
     """A run folder, opened read-only. Any number of readers may read it while one campaign writes."""
 
     def __init__(self, path: str | Path, *, is_brief: bool = False) -> None:
-        """`is_brief`: for a short look that leaves not even a log behind if no campaign is writing."""
+        """`is_brief`: unless a campaign is writing, read without creating any file, not even SQLite's log."""
         self.path = Path(path)
         if not (self.path / DATABASE).is_file():
             raise not_a_run(self.path)
         self._is_closed = self._has_valid_faults = False
         with self._explained():
             self._database = _open(self.path / DATABASE, is_brief=is_brief)
-            finalize(self, _close, self._database)  # it may be left open by whoever holds the reader
+            finalize(self, _close, self._database)  # the owner of the reader may leave it open
             try:
                 schema.check(self._database, self.path)
                 self.theta = schema.check_tables(self._database, self.path)
-                has_tests = self._execute(ANY_TEST).fetchone()[0]  # asked before the record, to which a campaign adds
+                # Queried before the record, to which a campaign adds.
+                has_tests = self._execute(HAS_TESTS_QUERY).fetchone()[0]
                 rows = self._execute("SELECT name, value FROM run").fetchall()
                 self.record = schema.parse_record(rows, self.path / DATABASE)
                 if has_tests and "start" not in self.record:
-                    raise StoreError(f"{self.path / DATABASE} is damaged: it has tests, but no start; {REMEDY}")
+                    raise StoreError(f"{self.path / DATABASE} is damaged: it has tests, but no start; {RESTORE_REMEDY}")
                 if self.theta != tuple(theta["name"] for theta in self.record["theta"]):
-                    raise StoreError(f"{self.path / DATABASE} is damaged: its faults have another theta; {REMEDY}")
+                    raise StoreError(
+                        f"{self.path / DATABASE} is damaged: its faults have another theta; {RESTORE_REMEDY}"
+                    )
             except BaseException:
                 self._database.close()
                 raise
@@ -116,7 +126,7 @@ class Reader:
 
     @property
     def start(self) -> dict[str, Any]:
-        """What was known before the first test; empty until the clean sweep is done."""
+        """The recorded start of the campaign; empty until its clean sweep is done."""
         start: dict[str, Any] = self.record.get("start", {})
         return start
 
@@ -132,7 +142,7 @@ class Reader:
 
     @property
     def classes(self) -> list[str] | None:
-        """Class names in the order of the class indices, if the data had them."""
+        """Class names in the order of the class numbers, if the data had them."""
         return self.start.get("classes")
 
     @cached_property
@@ -142,18 +152,18 @@ class Reader:
             return tuple(row[1] for row in self._execute("PRAGMA table_info(faults)"))
 
     def summary(self) -> dict[str, Any] | None:
-        """The result; None while the campaign is running, or if it was killed."""
-        problem = f"is damaged: {{}}; {REMEDY}"
+        """The content of `summary.json`; None while the campaign is running, or if it was killed."""
+        problem = f"is damaged: {{}}; {RESTORE_REMEDY}"
         summary: dict[str, Any] | None = read_json(self.path / "summary.json", schema.SUMMARY_FORM, problem)
         return summary
 
     def is_running(self) -> bool:
-        """Whether a campaign is writing to the folder; if the system cannot tell, whether it has no summary."""
+        """Whether a campaign is writing to the folder; if locks do not work, whether there is no summary."""
         held = is_locked(self.path / "run.lock")
         return self.summary() is None if held is None else held
 
     def state(self, summary: dict[str, Any] | None) -> str:
-        """running, ended, interrupted, failed or killed; `summary` is the run's."""
+        """The state of the run: running, ended, interrupted, failed or killed."""
         if summary is not None:
             return STATES.get(summary["stop_reason"], "ended")
         if self.is_running():
@@ -161,7 +171,7 @@ class Reader:
         return "failed" if self.record.get("failed") else "killed"
 
     def stop_sentence(self, summary: dict[str, Any] | None, state: str) -> str:
-        """Why the campaign stopped; `summary` and `state` are the run's."""
+        """Why the campaign stopped, given the summary and the state of this run."""
         if summary is not None:
             return str(summary["stop"])
         if state == "running":
@@ -189,18 +199,18 @@ class Reader:
         limit: int = -1,
         table: str = "faults",
     ) -> list[tuple[Any, ...]]:
-        """Rows of faults; `columns`, `where` and `order` are SQL."""
+        """Select rows of faults; `columns`, `where` and `order` are SQL."""
         query = f"{columns} FROM {table} WHERE {where} ORDER BY {order} LIMIT ?"
         return list(chain.from_iterable(self.batches(query, (*values, limit))))
 
     def batches(self, query: str, values: Sequence[Any] = ()) -> Iterator[list[tuple[Any, ...]]]:
-        """Rows of faults, a few thousand at a time; `query` is what follows SELECT. Faults are checked once before."""
+        """Rows of faults, a few thousand at a time; `query` follows SELECT. The first call validates all faults."""
         with self._explained():
             if not self._has_valid_faults:
                 if invalid := schema.find_invalid_fault(self._execute, self.record, len(self.layers)):
                     id, column = invalid
                     raise StoreError(
-                        f"{self.path / DATABASE} is damaged: fault {id!s:.40} has an invalid {column}; {REMEDY}"
+                        f"{self.path / DATABASE} is damaged: fault {id!s:.40} has an invalid {column}; {RESTORE_REMEDY}"
                     )
                 self._has_valid_faults = True
             rows = self._execute(f"SELECT {query}", values)
@@ -217,7 +227,7 @@ class Reader:
         table: str = "faults",
         handle: RunHandle | None = None,
     ) -> Faults:
-        """Faults as a campaign returns them; `handle` gives access to the model that replays them."""
+        """Faults as a campaign returns them; `handle` gives access to the model for replays."""
         from themis.runs.faults import Faults
 
         theta = [schema.theta_column(name) for name in self.theta]
@@ -234,7 +244,7 @@ class Reader:
 
         tensors: dict[int, Tensors] = {}
         before, requested = None, json.dumps(list(ids))
-        while True:  # a campaign may move a file's rows to another file and remove it before we open it
+        while True:  # a campaign may move a file's rows to another file and remove it before it is opened here
             where = "id IN (SELECT value FROM json_each(?)) AND tensors IS NOT NULL"
             places = self.select("id, tensors", where, (requested,))
             if places == before:
@@ -253,7 +263,7 @@ class Reader:
                         tensors[id] = rows[at[0]]
 
     def checkpoint(self) -> Checkpoint | None:
-        """Where a resumed campaign continues; None if it has to start from the beginning."""
+        """The state from which a resumed campaign continues; None if it must start from the beginning."""
         from themis.runs.store.tensors import checksum, deserialize, read_header, read_tensor_file
         from themis.runs.store.writer import Checkpoint
 
@@ -261,13 +271,13 @@ class Reader:
             row = self._execute("SELECT tests, rounds, file FROM checkpoint").fetchone()
         if row is None:
             return None
-        schema.check_row(row, schema.CHECKPOINT, "checkpoint", self.path / DATABASE)
+        schema.check_row(row, schema.CHECKPOINT_FORMS, "checkpoint", self.path / DATABASE)
         tests, rounds, file = row
         path = self.path / "state" / file
         content = read_tensor_file(path)
         arrays = deserialize(content, path)
         if checksum(content) != path.stem.rpartition("-")[2]:
-            raise StoreError(f"{path} is damaged: it is not what the campaign wrote; {REMEDY}")
+            raise StoreError(f"{path} is damaged: it is not what the campaign wrote; {RESTORE_REMEDY}")
         with damage_explained(path):
             values = parse_json(read_header(content).get("values", ""))
             if not isinstance(values, dict):
@@ -280,7 +290,7 @@ class Reader:
 
     @contextmanager
     def reopened(self) -> Iterator[Reader]:
-        """This reader, or if it was closed, another one for this block."""
+        """This reader or, if it was closed, another one for the duration of the block."""
         if not self._is_closed:
             yield self
             return
@@ -300,17 +310,17 @@ class Reader:
         except sqlite3.DatabaseError as error:
             is_late = "interrupted" in str(error)
             reason = f"a query took more than {MAX_QUERY_SECONDS:g} seconds" if is_late else str(error)
-            raise StoreError(f"{self.path / DATABASE} cannot be read: {reason}; {REMEDY}") from error
+            raise StoreError(f"{self.path / DATABASE} cannot be read: {reason}; {RESTORE_REMEDY}") from error
 
 
 def _open(path: Path, *, is_brief: bool = False) -> sqlite3.Connection:
-    """A read-only connection; an immutable one if not even the index of the log may be written."""
+    """A read-only connection; an immutable one if SQLite may not even write the index of its log."""
     uri = path.resolve().as_uri()
     log = path.with_name(f"{path.name}-wal")
     for suffix in ("-wal", "-shm", "-journal"):
         beside = path.with_name(path.name + suffix)
         if os.path.lexists(beside) and not stat.S_ISREG(os.lstat(beside).st_mode):  # a pipe, a link or a folder
-            raise StoreError(f"{beside} must be a regular file, but it is not: remove it, or {REMEDY}")
+            raise StoreError(f"{beside} must be a regular file, but it is not: remove it, or {RESTORE_REMEDY}")
     if is_brief and not (log.exists() and log.stat().st_size):
         return _connect(f"{uri}?mode=ro&immutable=1")
     database = _connect(f"{uri}?mode=ro", timeout=30)
@@ -331,11 +341,11 @@ def _open(path: Path, *, is_brief: bool = False) -> sqlite3.Connection:
 
 
 def _connect(uri: str, timeout: float = 5) -> sqlite3.Connection:
-    """A connection that does not run code from the database, within the limits for what others wrote."""
+    """A connection with the limits for databases that others may have written, which runs no code from them."""
     database = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=timeout)
-    for limit, value in LIMITS.items():
+    for limit, value in SQLITE_LIMITS.items():
         database.setlimit(limit, value)
-    database.execute("PRAGMA trusted_schema = OFF")  # views of a forged database call no function
+    database.execute("PRAGMA trusted_schema = OFF")  # views of a forged database cannot call functions
     database.execute("PRAGMA cell_size_check = ON")
     return database
 
@@ -346,7 +356,7 @@ def _close(database: sqlite3.Connection) -> None:
 
 
 def _columns(rows: list[tuple[Any, ...]], n_theta: int) -> dict[str, Array]:
-    """Columns as `Faults.add` takes them."""
+    """Rows as the columns that `Faults.add` takes."""
     import numpy as np
 
     by_name = list(zip(*rows, strict=True))
@@ -373,7 +383,7 @@ def _round(row: tuple[Any, ...], path: Path) -> Round:
     with damage_explained(path):
         by_layer = parse_json(coverage["by_layer"])
         coverage["by_layer"] = check_form(by_layer, values_of(optional(SHARE_FORM)), "rounds.coverage_by_layer")
-        estimates = check_form(parse_json(plain.pop("estimates") or "{}"), schema.ESTIMATES, "rounds.estimates")
+        estimates = check_form(parse_json(plain.pop("estimates") or "{}"), schema.ESTIMATES_FORM, "rounds.estimates")
     for name, value in estimates.items():
         plain[name] = Estimate(**value) if isinstance(value, dict) else value
     return Round(**plain, coverage=Coverage(**coverage))
@@ -382,15 +392,15 @@ def _round(row: tuple[Any, ...], path: Path) -> Round:
 TELLING = "telling"
 TELLING_SCORE = "distance / max(coalesce(confidence, 1), 1e-6)"
 TELLING_PLACE = f"row_number() OVER (PARTITION BY seed_id, answer ORDER BY {TELLING_SCORE}, id)"
-"""Ordered by place and score, the first `max_stored` faults are those whose tensors are stored."""
+"""In the order of place and score, the tensors of the first `max_stored` faults are stored."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Faults that meet all conditions, sorted by a column or by how telling they are, the most telling first.
+    """Faults that meet all conditions, sorted by a column or the most telling first.
 
-    values: for the question marks in the conditions. is_distinct: of the faults that match, only the one with the
-    smallest change per seed and wrong answer. limit: None for all.
+    values: the values of the question marks in the conditions. is_distinct: keep only the fault with the smallest
+    change per seed and wrong answer. limit: None for all.
     """
 
     conditions: Sequence[str] = ()
@@ -420,7 +430,8 @@ class Selection:
         return run.faults("1", self.values, order=self._order(), limit=self._limit(), table=self._table())
 
     def _table(self) -> str:
-        where = " AND ".join(f"(\n{condition}\n)" for condition in self.conditions) or "1"  # one may end with a comment
+        # On lines of their own, because a condition may end with a comment.
+        where = " AND ".join(f"(\n{condition}\n)" for condition in self.conditions) or "1"
         if not self.is_distinct:
             return f"(SELECT * FROM faults WHERE {where})"
         place = "row_number() OVER (PARTITION BY seed_id, answer ORDER BY distance, id) AS place"
@@ -445,7 +456,7 @@ def check_condition(run: Reader, condition: str) -> None:
         if isinstance(cause, sqlite3.DatabaseError) and not isinstance(
             cause, sqlite3.OperationalError | sqlite3.ProgrammingError
         ):
-            raise  # the run cannot be read
+            raise  # the run itself cannot be read
         unknown = re.match("no such column: (.+)", str(cause))
         remedy = (
             nearest(unknown[1], run.columns)

@@ -1,7 +1,7 @@
-"""What a run folder may contain: the tables of `run.sqlite`, and the form of every value that is read from the folder.
+"""The schema of a run folder: the tables of `run.sqlite`, and the form of every value that is read from the folder.
 
-SQLite stores the comments inside the statements: `.schema` shows them. A folder may have been damaged, edited or made
-by someone else: a `StoreError` names the file, the value and the remedy.
+SQLite keeps the comments inside statements, and its command `.schema` shows them. A folder may have been damaged,
+edited or made by someone else, so every value is checked; a `StoreError` names the file, the value and the remedy.
 """
 
 import json
@@ -35,18 +35,18 @@ from themis.runs.fault import COLUMNS, MAX_CHUNK, MAX_REAL, MAX_TESTS, PLAIN_COL
 from themis.settings import VERDICTS, Settings
 
 DATABASE = "run.sqlite"
-REMEDY = "restore the run folder from a copy"
+RESTORE_REMEDY = "restore the run folder from a copy"
 PARTS_FILE = "parts.safetensors"
-"""File with the part of each seed, if the seeds were split."""
-SCHEMA = 4
-"""Version of the tables, stored as SQLite's user_version. Increase it with every change."""
+"""The file with the part of each seed, if the seeds were split."""
+SCHEMA_VERSION = 4
+"""Version of the tables, stored as SQLite's user_version; increase it with every change."""
 SIGNATURE_UNITS = 10_000
-"""A signature stores the share of a layer in units of 1/SIGNATURE_UNITS: integers are written three times as fast."""
-APPLICATION = 0x7E315
-"""SQLite's application_id: distinguishes a run from any other database."""
+"""Signatures store shares as integers in units of 1/SIGNATURE_UNITS, which is three times as fast as writing floats."""
+APPLICATION_ID = 0x7E315
+"""Stored as SQLite's application_id, to distinguish a run from any other database."""
 
-THETA = "theta_"
-"""What the columns of the dimensions of theta begin with."""
+THETA_PREFIX = "theta_"
+"""Prefix of the columns for the dimensions of theta."""
 TENSORS_COLUMN = Column("tensors", "str", True, "file in tensors/ with its input and output; none if not kept")
 """The last column of a fault in the database."""
 
@@ -85,7 +85,7 @@ def create(database: sqlite3.Connection, theta: Sequence[tuple[str, str]]) -> No
     tables = _TABLES.format(rounds=rounds, faults=_define([*_fault_columns(theta)]))
     database.execute("PRAGMA journal_mode = WAL")
     database.executescript(
-        f"BEGIN; {tables} PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {SCHEMA}; COMMIT;"
+        f"BEGIN; {tables} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
     )
 
 
@@ -97,7 +97,7 @@ def _define(columns: Sequence[tuple[str, str]]) -> str:
 
 
 def _fault_columns(theta: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """The definition of each column of the table `faults`, and a comment."""
+    """The definition and the comment of each column of the table `faults`."""
     for column in COLUMNS:
         if column.name == "theta":
             yield from ((f"{theta_column(name)} REAL NOT NULL", comment) for name, comment in theta)
@@ -111,21 +111,23 @@ def check(database: sqlite3.Connection, path: Path) -> None:
     """Refuse a database that is not a run, or has another schema."""
     (application,) = database.execute("PRAGMA application_id").fetchone()
     (version,) = database.execute("PRAGMA user_version").fetchone()
-    if application != APPLICATION:
+    if application != APPLICATION_ID:
         raise StoreError(f"{path} must be a run of Themis, but it is a different database: check the path")
-    if version != SCHEMA:
-        age, remedy = ("a newer", "upgrade Themis") if version > SCHEMA else ("an older", "run the campaign again")
-        raise StoreError(f"{path} must have schema {SCHEMA}, but it has {version}: {age} Themis wrote it; {remedy}")
+    if version != SCHEMA_VERSION:
+        why = "an older Themis wrote it; run the campaign again"
+        if version > SCHEMA_VERSION:
+            why = "a newer Themis wrote it; upgrade Themis"
+        raise StoreError(f"{path} must have schema {SCHEMA_VERSION}, but it has {version}: {why}")
 
 
 def check_tables(database: sqlite3.Connection, path: Path) -> tuple[str, ...]:
-    """The names of the dimensions of theta, of a database whose schema is exactly that of a run; comments may differ.
+    """Refuse a database whose schema is not exactly that of a run, comments aside; return the names of its theta.
 
-    It is to be called before any row is read: a view in place of a table could run an endless query, and a trigger
-    could change what a resumed campaign writes.
+    Call it before reading any row: a view in place of a table could run an endless query, and a trigger could change
+    what a resumed campaign writes.
     """
     columns = [name for _, name, *_ in database.execute("PRAGMA table_info(faults)")]
-    theta = tuple(name.removeprefix(THETA) for name in columns if name.startswith(THETA))
+    theta = tuple(name.removeprefix(THETA_PREFIX) for name in columns if name.startswith(THETA_PREFIX))
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as ours:
         create(ours, [(name, "") for name in theta])
         expected = _statements(ours)
@@ -136,13 +138,13 @@ def check_tables(database: sqlite3.Connection, path: Path) -> tuple[str, ...]:
             problem = "was added" if statements[0] is None else "is missing" if statements[1] is None else "was changed"
             raise StoreError(
                 f"{path / DATABASE} must have the tables of a run of Themis, but its {kind} {name[:60]!r} {problem}: "
-                f"{REMEDY}"
+                f"{RESTORE_REMEDY}"
             )
     return theta
 
 
 def _statements(database: sqlite3.Connection) -> dict[tuple[str, str], str]:
-    """The statement that made each table, index, view and trigger, without comments, with single spaces."""
+    """The statement of each table, index, view and trigger, without comments and with single spaces."""
     rows = database.execute("SELECT type, name, sql FROM sqlite_schema WHERE name NOT LIKE 'sqlite@_%' ESCAPE '@'")
     return {(str(kind), str(name)): _without_comments(str(sql)) for kind, name, sql in rows}
 
@@ -164,7 +166,7 @@ def read_signature(text: str) -> list[float]:
 
 def theta_column(name: str) -> str:
     """The quoted column name of a dimension of theta."""
-    return quoted(THETA + name)
+    return quoted(THETA_PREFIX + name)
 
 
 def quoted(name: str) -> str:
@@ -173,14 +175,14 @@ def quoted(name: str) -> str:
 
 
 MAX_JSON = 16 << 20
-"""Bytes of a JSON file in a run folder."""
+"""Largest size of a JSON file in a run folder, in bytes."""
 STATE_FILE = r"\d{9,}-\d{6,}-[0-9a-f]{8}\.safetensors"
-NAME = text(1000)
+NAME_FORM = text(1000)
 SHARE_FORM = number(0, 1)
 COUNT_FORM = whole(0, MAX_TESTS * 100)
 TESTS_FORM = whole(0, MAX_TESTS)
-HASH = text(200)
-REASONS = ("coverage", "found", "decided", "tests", "seeds", "passes", "seconds", "plateau", "user", "error")
+HASH_FORM = text(200)
+STOP_REASONS = ("coverage", "found", "decided", "tests", "seeds", "passes", "seconds", "plateau", "user", "error")
 
 
 @contextmanager
@@ -191,7 +193,7 @@ def damage_explained(path: Path) -> Iterator[None]:
     except ValueError as error:
         if isinstance(error, UsageError):
             raise
-        raise StoreError(f"{path} is damaged: {error}; {REMEDY}") from error
+        raise StoreError(f"{path} is damaged: {error}; {RESTORE_REMEDY}") from error
 
 
 def parse_record(rows: Sequence[tuple[Any, Any]], path: Path) -> dict[str, Any]:
@@ -199,21 +201,21 @@ def parse_record(rows: Sequence[tuple[Any, Any]], path: Path) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in rows:
         with damage_explained(path):
-            check_form(name, NAME, "a name in the table run")
+            check_form(name, NAME_FORM, "a name in the table run")
             check_form(value, text(MAX_JSON), f"the value of {name!r} in the table run")
             try:
                 values[name] = parse_json(value)
             except ValueError as error:
                 raise ValueError(f"{name!r} in the table run must be JSON, {error}") from error
     with damage_explained(path):
-        check_form(values, RECORD, "the table run")
+        check_form(values, RECORD_FORM, "the table run")
         if "start" in values:
             _check_layers(values["start"])
     return values
 
 
 def _settings(value: Any, place: str) -> None:
-    """The settings of a campaign: the rules are those of `Settings`."""
+    """Check the settings of a campaign, by the rules of `Settings`."""
     if not isinstance(value, dict):
         raise ValueError(f"{place} must be an object with names and values")
     known = {field.name: str(field.type) for field in fields(Settings)}
@@ -221,7 +223,7 @@ def _settings(value: Any, place: str) -> None:
         if name not in known:
             raise ValueError(f"{place}.{name} must be a setting that this version of Themis has")
         if not known[name].startswith(("int", "float", "list")):
-            (optional(NAME) if known[name].endswith("None") else NAME)(setting, f"{place}.{name}")
+            (optional(NAME_FORM) if known[name].endswith("None") else NAME_FORM)(setting, f"{place}.{name}")
     for name in ("magnitude", "max_seeds", "min_ssim", "random_seed", "split", "split_seed", "uniform_share"):
         if name not in value:
             raise ValueError(f"{place} must have {name!r}, which is missing")
@@ -245,7 +247,7 @@ def _theta(value: Any, place: str) -> None:
     record(
         {
             **dict.fromkeys(("low", "high", "identity"), number()),
-            **dict.fromkeys(("name", "unit"), NAME),
+            **dict.fromkeys(("name", "unit"), NAME_FORM),
             "limits": items(optional(number()), 2),
         },
         {"distribution": _distribution},
@@ -283,9 +285,9 @@ def _check_layers(start: dict[str, Any]) -> None:
         raise ValueError("start.layers must have distinct names")
 
 
-LAYER = record(
+LAYER_FORM = record(
     {
-        "name": NAME,
+        "name": NAME_FORM,
         "shape": items(whole(0, 1 << 40)),
         "start": whole(),
         "n_neurons": whole(0, 1 << 40),
@@ -293,18 +295,18 @@ LAYER = record(
     },
     is_closed=True,
 )
-CRITERION = record({"name": NAME, "is_share": flag})
-CLEAN_SCORES = {
+CRITERION_FORM = record({"name": NAME_FORM, "is_share": flag})
+CLEAN_SCORE_FORMS = {
     "clean_accuracy": optional(SHARE_FORM),
     **dict.fromkeys(("clean_error", "clean_iou"), optional(number())),
 }
-START = record(
+START_FORM = record(
     {
         "bounds": _bounds,
-        "layers": items(LAYER),
-        **dict.fromkeys(("perturbation", "device", "oracle", "oracle_asked"), NAME),
+        "layers": items(LAYER_FORM),
+        **dict.fromkeys(("perturbation", "device", "oracle", "oracle_asked"), NAME_FORM),
         **dict.fromkeys(("n_neurons", "n_seeds", "n_usable", "n_kept"), whole()),
-        **CLEAN_SCORES,
+        **CLEAN_SCORE_FORMS,
         "chunk": whole(1, MAX_CHUNK),
         "gives_probabilities": flag,
         "fault": text(),
@@ -312,14 +314,14 @@ START = record(
     {
         "tests_before": TESTS_FORM,
         "kept_bytes": optional(whole()),
-        "criterion": optional(CRITERION),
-        "classes": optional(items(NAME)),
+        "criterion": optional(CRITERION_FORM),
+        "classes": optional(items(NAME_FORM)),
         "clean_map": optional(SHARE_FORM),
         **dict.fromkeys(("entry", "perturbed", "slight", "left_out", "constant"), optional(text())),
     },
     is_closed=True,
 )
-ORIGIN = record(
+ORIGIN_FORM = record(
     {"bounds": _bounds},
     {
         **dict.fromkeys(("model", "data"), text()),
@@ -333,23 +335,23 @@ ORIGIN = record(
         "oracle": text(),
     },
 )
-SCALAR = either(optional(text()), flag, number())
+SCALAR_FORM = either(optional(text()), flag, number())
 ENVIRONMENT_FORM = all_of(
     record(
-        {"threads": whole(1, 4096), "model_sha256": HASH, "data_sha256": HASH},
+        {"threads": whole(1, 4096), "model_sha256": HASH_FORM, "data_sha256": HASH_FORM},
         {
-            "weights_sha256": optional(HASH),
-            "reference_sha256": HASH,
+            "weights_sha256": optional(HASH_FORM),
+            "reference_sha256": HASH_FORM,
             "deterministic": flag,
             "compiled_fold": flag,
             "mkl_cbwr": optional(text()),
         },
     ),
-    values_of(SCALAR),
+    values_of(SCALAR_FORM),
 )
 
-VALUES = optional(items(SCALAR))
-CODING = record(
+VALUES_FORM = optional(items(SCALAR_FORM))
+CODING_FORM = record(
     {
         "library": one_of("pandas", "polars"),
         "columns": items(
@@ -357,8 +359,8 @@ CODING = record(
                 {
                     "name": text(),
                     "type": text(100, r"\w[\w\[\]]*", "a type of a column"),
-                    "values": VALUES,
-                    "categories": VALUES,
+                    "values": VALUES_FORM,
+                    "categories": VALUES_FORM,
                     "is_ordered": flag,
                     "missing": optional(whole()),
                     "has_none": flag,
@@ -377,38 +379,38 @@ def _rows(value: Any, place: str) -> None:
         raise ValueError(f"{place} must have rows of one length")
 
 
-RECORD = record(
+RECORD_FORM = record(
     {
         "settings": _settings,
-        "origin": optional(ORIGIN),
-        "perturbation": NAME,
+        "origin": optional(ORIGIN_FORM),
+        "perturbation": NAME_FORM,
         "perturbation_code": text(),
         "theta": _thetas,
         "environment": ENVIRONMENT_FORM,
-        "train_sha256": optional(HASH),
-        "criterion_sha256": optional(HASH),
-        "rivals_sha256": items(HASH),
+        "train_sha256": optional(HASH_FORM),
+        "criterion_sha256": optional(HASH_FORM),
+        "rivals_sha256": items(HASH_FORM),
     },
     {
-        "start": START,
-        "seed_weights_sha256": HASH,
+        "start": START_FORM,
+        "seed_weights_sha256": HASH_FORM,
         "samples": record({"outputs": _rows, "inputs": optional(_rows)}),
-        "tag": optional(HASH),
+        "tag": optional(HASH_FORM),
         "failed": optional(text(1 << 20)),
-        "parts": optional(record({"search": whole(), "train": whole(), "judge": whole(), "sha256": HASH})),
-        "features_sha256": HASH,
+        "parts": optional(record({"search": whole(), "train": whole(), "judge": whole(), "sha256": HASH_FORM})),
+        "features_sha256": HASH_FORM,
         "feature_names": items(text()),
         "feature_axes": values_of(items(number())),
-        "coding": CODING,
+        "coding": CODING_FORM,
     },
 )
-"""The table `run`, by name. `samples` and `start` are added once the clean inputs have been run, and `failed` if the
-campaign fails."""
+"""The values in the table `run`, by name. `samples` and `start` are added once the clean inputs have been run, and
+`failed` if the campaign fails."""
 
-ESTIMATE = record(dict.fromkeys(("value", "low", "high"), number()), is_closed=True)
-SECONDS = record(dict.fromkeys(("measure", "judge", "search", "total"), number(0)), is_closed=True)
+ESTIMATE_FORM = record(dict.fromkeys(("value", "low", "high"), number()), is_closed=True)
+SECONDS_FORM = record(dict.fromkeys(("measure", "judge", "search", "total"), number(0)), is_closed=True)
 KINDS_FORM = values_of(record({"tests": TESTS_FORM, "faults": TESTS_FORM}, is_closed=True))
-NORMALITY = record(
+NORMALITY_FORM = record(
     {
         **dict.fromkeys(("skewness_signed", "kurtosis_signed", "compatible_signed"), number()),
         **dict.fromkeys(("skewness_absolute", "kurtosis_absolute", "compatible_absolute"), number()),
@@ -417,30 +419,32 @@ NORMALITY = record(
     },
     is_closed=True,
 )
-ROUND_ESTIMATES = {
-    **dict.fromkeys(("residual_risk", "reachable_faults", "reachable_seeds"), optional(ESTIMATE)),
+ROUND_ESTIMATE_FORMS = {
+    **dict.fromkeys(("residual_risk", "reachable_faults", "reachable_seeds"), optional(ESTIMATE_FORM)),
     "recall": optional(SHARE_FORM),
     "forecast_faults_tests": optional(whole()),
 }
-ESTIMATES = record({}, ROUND_ESTIMATES, is_closed=True)
+ESTIMATES_FORM = record({}, ROUND_ESTIMATE_FORMS, is_closed=True)
 """The estimates of a round, which are stored as JSON."""
-STRENGTH_PART = record(
-    {"low": SHARE_FORM, "high": SHARE_FORM, "tests": TESTS_FORM, "correct": ESTIMATE}, is_closed=True
+STRENGTH_PART_FORM = record(
+    {"low": SHARE_FORM, "high": SHARE_FORM, "tests": TESTS_FORM, "correct": ESTIMATE_FORM}, is_closed=True
 )
-SLICE_RATE = record(
+SLICE_RATE_FORM = record(
     {
         **dict.fromkeys(("column", "value"), text()),
         "seeds": COUNT_FORM,
         "tests": TESTS_FORM,
-        "fault_rate": optional(ESTIMATE),
+        "fault_rate": optional(ESTIMATE_FORM),
         "at_least": SHARE_FORM,
     },
     is_closed=True,
 )
-REQUESTS = record(dict.fromkeys(("inputs", "calls", "repeated"), COUNT_FORM), {"cached": COUNT_FORM}, is_closed=True)
-DECISION = record(
+REQUESTS_FORM = record(
+    dict.fromkeys(("inputs", "calls", "repeated"), COUNT_FORM), {"cached": COUNT_FORM}, is_closed=True
+)
+DECISION_FORM = record(
     {
-        "claim": NAME,
+        "claim": NAME_FORM,
         "verdict": one_of(*VERDICTS),
         **dict.fromkeys(("tests", "faults"), TESTS_FORM),
         **dict.fromkeys(("more_tests", "more_seeds"), optional(COUNT_FORM)),
@@ -451,8 +455,8 @@ DECISION = record(
 SUMMARY_FORM = record(
     {
         "stop": text(1 << 20),
-        "stop_reason": one_of(*REASONS),
-        **dict.fromkeys(("perturbation", "oracle", "version"), NAME),
+        "stop_reason": one_of(*STOP_REASONS),
+        **dict.fromkeys(("perturbation", "oracle", "version"), NAME_FORM),
         **dict.fromkeys(("coverage", "coverage_all"), SHARE_FORM),
         "coverage_uniform": optional(SHARE_FORM),
         "coverage_by_layer": values_of(optional(SHARE_FORM)),
@@ -461,41 +465,41 @@ SUMMARY_FORM = record(
         **dict.fromkeys(("tests", "dropped_tests", "faults", "distinct_faults", "failing_seeds", "rounds"), TESTS_FORM),
         "passes": COUNT_FORM,
         **dict.fromkeys(("seeds", "seeds_given", "neurons", "neurons_dead", "neurons_unseen", "random_seed"), whole()),
-        **CLEAN_SCORES,
-        **dict.fromkeys(("coverage_interval", "fault_rate", "residual_risk"), optional(ESTIMATE)),
-        "normality": optional(NORMALITY),
+        **CLEAN_SCORE_FORMS,
+        **dict.fromkeys(("coverage_interval", "fault_rate", "residual_risk"), optional(ESTIMATE_FORM)),
+        "normality": optional(NORMALITY_FORM),
         "kinds": KINDS_FORM,
-        "criterion": optional(all_of(CRITERION, record({"score": optional(number()), "raised": TESTS_FORM}))),
-        "policy": record({"name": NAME}),
-        "seconds": SECONDS,
+        "criterion": optional(all_of(CRITERION_FORM, record({"score": optional(number()), "raised": TESTS_FORM}))),
+        "policy": record({"name": NAME_FORM}),
+        "seconds": SECONDS_FORM,
     },
     {
         "near_ties": TESTS_FORM,
-        "decision": optional(DECISION),
-        "requests": optional(REQUESTS),
-        "correct_by_strength": items(STRENGTH_PART),
-        "calibration": optional(record(dict.fromkeys(("clean", "disturbed"), optional(ESTIMATE)), is_closed=True)),
+        "decision": optional(DECISION_FORM),
+        "requests": optional(REQUESTS_FORM),
+        "correct_by_strength": items(STRENGTH_PART_FORM),
+        "calibration": optional(record(dict.fromkeys(("clean", "disturbed"), optional(ESTIMATE_FORM)), is_closed=True)),
         "profile": optional(text()),
-        "slices": items(SLICE_RATE),
+        "slices": items(SLICE_RATE_FORM),
         "fault": text(),
         **dict.fromkeys(("left_out", "constant"), optional(text())),
-        "residual_risk_uniform": optional(ESTIMATE),
-        **ROUND_ESTIMATES,
+        "residual_risk_uniform": optional(ESTIMATE_FORM),
+        **ROUND_ESTIMATE_FORMS,
     },
 )
-"""The file summary.json."""
+"""The content of summary.json."""
 
 
 @dataclass(frozen=True)
 class RoundColumn:
-    """A column of the table `rounds`; its name is that of the field of a `Round`, unless it is one of its coverage."""
+    """A column of the table `rounds`, which holds the field of a `Round` with its name, or a field of its coverage."""
 
     name: str
     sql_type: str
     form: Form
     help: str
     of_coverage: str = ""
-    """The field of the round's `Coverage`."""
+    """The field of the round's `Coverage`, if it holds one."""
 
 
 ROUND_COLUMNS = (
@@ -518,18 +522,18 @@ ROUND_COLUMNS = (
     RoundColumn("criterion_score", "REAL", optional(number()), "of the campaign's criterion; NULL if it has none"),
     RoundColumn("estimates", "TEXT", optional(text(MAX_JSON)), "JSON, name to value, low and high"),
 )
-"""The table of what a round is, in the order of the columns in the database."""
-CHECKPOINT: dict[str, Form] = {
+"""The columns of the table `rounds`, in order."""
+CHECKPOINT_FORMS: dict[str, Form] = {
     "tests": TESTS_FORM,
     "rounds": TESTS_FORM,
     "file": text(100, STATE_FILE, "the name of a file such as 000000320-000002-7d3795b0.safetensors"),
 }
 """The columns of the table `checkpoint`, except its key."""
-PROGRESS = record(
+PROGRESS_FORM = record(
     {
         "chunk": whole(1, MAX_CHUNK),
         "passes": COUNT_FORM,
-        "seconds": SECONDS,
+        "seconds": SECONDS_FORM,
         "tally": record(
             {
                 "counts": record(dict.fromkeys(("tests", "dropped", "faults", "uniform_tests", "raised"), TESTS_FORM)),
@@ -539,7 +543,7 @@ PROGRESS = record(
         "moments": anything,
     }
 )
-"""The plain values of a checkpoint that its readers use."""
+"""The plain values of a checkpoint that readers of a run folder use."""
 
 
 def check_row(row: Sequence[Any], forms: Mapping[str, Form], table: str, path: Path) -> None:
@@ -550,14 +554,14 @@ def check_row(row: Sequence[Any], forms: Mapping[str, Form], table: str, path: P
 
 
 def fault_conditions(theta: Sequence[Mapping[str, Any]], n_layers: int) -> dict[str, str]:
-    """For each column of a fault, the SQL condition that a valid value meets.
+    """For each column of a fault, the SQL condition that valid values meet.
 
-    SQLite orders numbers before texts and blobs: a range excludes these, and in a column of numbers whole ones too.
+    SQLite orders numbers before texts and blobs, so that a range of numbers excludes texts and blobs.
     """
-    # The numbers of up to 30 layers fit a float, however few commas there are.
+    # With up to 30 layers, even digits without any comma between them form a number that fits into a float.
     short = "AND NOT signature GLOB '*[0-9][0-9][0-9][0-9][0-9][0-9]*'" if n_layers > 30 else ""
     conditions = {column.name: _condition(column) for column in PLAIN_COLUMNS}
-    conditions["position"] = conditions.pop("position") + " AND position < chunk"  # after the chunk itself
+    conditions["position"] = conditions.pop("position") + " AND position < chunk"  # checked after chunk
     conditions["perturbation"] = "perturbation = :perturbation"
     conditions["signature"] = (
         f"typeof(signature) = 'text' AND length(signature) <= {8 * n_layers + 2} "
@@ -577,7 +581,7 @@ def fault_conditions(theta: Sequence[Mapping[str, Any]], n_layers: int) -> dict[
 
 
 def _condition(column: Column) -> str:
-    """The condition that a value of a column meets."""
+    """The SQL condition that valid values of a column meet."""
     name, low, high = column.name, column.low, column.high
     if column.type == "bool":
         condition = f"typeof({name}) = 'integer' AND {name} IN (0, 1)"

@@ -1,4 +1,4 @@
-"""Safetensors files: the inputs and outputs of the most telling faults, and weights with their ledger."""
+"""Safetensors files with the inputs and outputs of the most telling faults, and with weights and their ledger."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from themis.measure.tests import Bools, Ints
 from themis.reading import open_regular, parse_json, read_regular
 from themis.runs.faults import Array, telling
 from themis.runs.store.files import explained, write_file
-from themis.runs.store.schema import REMEDY, damage_explained
+from themis.runs.store.schema import RESTORE_REMEDY, damage_explained
 from themis.target.ledger import Ledger, ledger_metadata, ledger_of
 
-_FILE = re.compile(r"\d{6,}\.safetensors")
-FEW_BYTES, MANY_FILES = 32 << 20, 32
-"""Files smaller than this are merged once there are this many of them."""
-AT_ONCE_BYTES = 16 << 20
-"""New tensors are written in files of about this size, one after the other."""
-_TYPES = {
+_FILE_PATTERN = re.compile(r"\d{6,}\.safetensors")
+SMALL_FILE_BYTES, MAX_SMALL_FILES = 32 << 20, 32
+"""Files smaller than SMALL_FILE_BYTES are merged once there are MAX_SMALL_FILES of them."""
+NEW_FILE_BYTES = 16 << 20
+"""Approximate size of a file of new tensors, and of the tensors in memory after which they are written."""
+_DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -47,28 +47,28 @@ _TYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""The names of types in a safetensors file."""
+"""Names of types in safetensors files."""
 
 
 @dataclass(frozen=True)
 class Tensors:
-    """Rows of faults: clean inputs, disturbed inputs, and the outputs for the latter; all on the CPU."""
+    """Clean inputs, disturbed inputs and outputs of faults, one row per fault, all on the CPU."""
 
     id: Tensor
     clean_inputs: Tensor
     inputs: Tensor
     outputs: Tensor
     clean_outputs: Tensor | None = None
-    """The outputs for the clean inputs, in tasks whose answers are drawn."""
+    """Outputs for the clean inputs, in tasks whose answers are drawn."""
     seed: Tensor | None = None
-    """The row of each fault's seed in `clean_inputs`, which many faults share; None if those are the fault's own."""
+    """The row of each fault's seed in `clean_inputs`, which faults may share; None if there is one row per fault."""
 
     def __len__(self) -> int:
         return len(self.id)
 
     @property
     def nbytes(self) -> int:
-        """The size in memory of what belongs to these faults alone."""
+        """The size of these tensors in memory, without shared clean inputs."""
         columns = (self.id, self.inputs, self.outputs, self.clean_outputs)
         own = sum(column.nbytes for column in columns if column is not None)
         return own + (self.clean_inputs.nbytes if self.seed is None else self.seed.nbytes)
@@ -84,11 +84,11 @@ class Tensors:
 
 
 TENSOR_COLUMNS = ("id", "clean_inputs", "inputs", "outputs", "clean_outputs")
-"""The arrays of a file."""
+"""The arrays in a file of tensors."""
 
 
 def columns_of(parts: Sequence[Tensors]) -> dict[str, list[Tensor]]:
-    """The columns that all of some tensors have, in parts."""
+    """The columns that all parts have, each as a list with one tensor per part."""
     columns = {name: [getattr(part, name) for part in parts] for name in TENSOR_COLUMNS}
     return {name: column for name, column in columns.items() if all(each is not None for each in column)}
 
@@ -102,17 +102,17 @@ def read_tensors(path: Path) -> Tensors:
 
 
 def read_tensor_file(path: Path) -> bytes:
-    """The content of a safetensors file; one that needs too much memory is refused."""
+    """The content of a safetensors file; refuses a file that is too large for the memory."""
     try:
         return read_regular(path, available_bytes() // 2)
     except FileNotFoundError as error:
-        raise StoreError(f"{path} belongs to the run, but it does not exist: {REMEDY}") from error
+        raise StoreError(f"{path} belongs to the run, but it does not exist: {RESTORE_REMEDY}") from error
     except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}; {REMEDY}") from error
+        raise StoreError(f"{path} cannot be read: {error.strerror}; {RESTORE_REMEDY}") from error
 
 
 def read_header(content: bytes) -> dict[str, Any]:
-    """The metadata of a safetensors file, whose arrays were read from the same bytes."""
+    """The metadata in the content of a safetensors file that has been deserialized already."""
     size = int.from_bytes(content[:8], "little")
     metadata: dict[str, Any] = parse_json(content[8 : 8 + size]).get("__metadata__", {})
     return metadata
@@ -137,10 +137,10 @@ def _check_rows(arrays: dict[str, Tensor]) -> None:
 def content_of(
     arrays: Mapping[str, Tensor | list[Tensor]], metadata: dict[str, str] | None = None
 ) -> list[bytes | memoryview]:
-    """The content of a safetensors file, in pieces to be written one after the other; the arrays are not copied.
+    """The content of a safetensors file, as pieces to write one after the other, without copying the arrays.
 
-    A list of tensors becomes one array with the rows of all of them. The library would need that array in memory, and
-    copies every array twice while it holds the interpreter.
+    A list of tensors becomes one array with all their rows. The safetensors library would need that array in memory,
+    and copies every array twice while it holds the GIL.
     """
     header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
     pieces, stop = list[memoryview](), 0
@@ -150,7 +150,7 @@ def content_of(
             in_parts[name] = [torch.cat(parts)]
     for name, parts in sorted(in_parts.items(), key=lambda item: (-item[1][0].element_size(), item[0])):  # aligned
         dtype, shape, start = parts[0].dtype, list(parts[0].shape), stop
-        if dtype not in _TYPES:
+        if dtype not in _DTYPE_NAMES:
             remedy = "convert it, for instance to torch.float32"
             raise StoreError(f"{name} must have a type that can be stored, got {dtype}: {remedy}")
         for part in parts:
@@ -159,14 +159,14 @@ def content_of(
             stop += pieces[-1].nbytes
         if len(parts) > 1:
             shape[0] = sum(map(len, parts))
-        header[name] = {"dtype": _TYPES[dtype], "shape": shape, "data_offsets": [start, stop]}
+        header[name] = {"dtype": _DTYPE_NAMES[dtype], "shape": shape, "data_offsets": [start, stop]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return [len(text).to_bytes(8, "little"), text, *pieces]
 
 
 def checksum(*content: bytes | memoryview) -> str:
-    """Shows whether a file is still what was written; it is part of the name of a state."""
+    """A checksum of a file's content; it is part of the name of a state file."""
     total = 0
     for piece in content:
         total = zlib.crc32(piece, total)
@@ -181,15 +181,15 @@ def deserialize(content: bytes, path: Path) -> dict[str, Tensor]:
     try:
         arrays: dict[str, Tensor] = load(content)
     except (SafetensorError, ValueError, KeyError, RuntimeError, TypeError) as error:  # types that torch lacks, sizes
-        raise StoreError(f"{path} is damaged: {first_line(error)}; {REMEDY}") from error
+        raise StoreError(f"{path} is damaged: {first_line(error)}; {RESTORE_REMEDY}") from error
     return arrays
 
 
 def choose_kept(seed_id: Ints, answer: Ints, score: NDArray[np.float64], id: Ints, n: int) -> Bools:
     """Which `n` faults are kept: the most telling of every seed and wrong outcome, then the second of each, and so on.
 
-    A fault that is not among them now never will be, whatever is found later. So the choice can be made at any time
-    among the faults kept before and those found since, and the final choice does not depend on how often it was made.
+    A fault that is not kept now would not be kept later either, whatever else is found. The choice can therefore be
+    made among the faults kept so far and the new ones, and the result does not depend on how often it is made.
     """
     kept = np.ones(len(id), dtype=bool)
     if len(id) <= n:
@@ -205,14 +205,14 @@ def choose_kept(seed_id: Ints, answer: Ints, score: NDArray[np.float64], id: Int
 
 
 class TensorStore:
-    """Stores the tensors of at most `n` faults, and knows which file each is in."""
+    """Stores the tensors of at most `n` faults, and remembers the file of each."""
 
     def __init__(self, folder: Path, n: int) -> None:
         self.folder, self.n = folder, n
         ints, floats = np.zeros(0, np.int64), np.zeros(0)
         self._kept: dict[str, Array] = {"id": ints, "seed_id": ints, "answer": ints, "score": floats, "file": ints}
         self._candidates = {name: column for name, column in self._kept.items() if name != "file"}
-        self._rows: dict[int, int] = {}  # in each file, including rows of faults that were dropped
+        self._rows: dict[int, int] = {}  # number of rows in each file, including those of dropped faults
         self._row_bytes = 0
         self._last_file = max(self._files(), default=0)
 
@@ -223,9 +223,9 @@ class TensorStore:
         self.sweep()
 
     def worth_keeping(self, columns: dict[str, Array]) -> Bools:
-        """Which new faults can be among the `n` that are stored in the end, judged by those this was asked about.
+        """Which new faults may be among the `n` stored in the end, given all faults passed to this method so far.
 
-        It has nothing to do with the files: one thread may ask while another one writes.
+        It does not touch the files, so it can be called while another thread writes.
         """
         both = _joined(self._candidates, columns)
         kept = _choose(both, self.n)
@@ -234,9 +234,9 @@ class TensorStore:
         return kept[n_before:]
 
     def put(self, columns: dict[str, Array], tensors: Sequence[Tensors]) -> tuple[Ints, Ints]:
-        """Store the new faults worth keeping; return the file of each (0: none), and the ids dropped for them.
+        """Store the tensors of new faults worth keeping; return the file of each fault (0: none) and the ids dropped.
 
-        tensors: of the new faults, in their order; those of faults that are not worth keeping may be missing.
+        tensors: those of the new faults, in their order; faults that are not worth keeping may be missing.
         """
         both = _joined(self._kept, columns)
         kept = _choose(both, self.n)
@@ -252,20 +252,20 @@ class TensorStore:
         return files, dropped
 
     def forget(self, first: int, stop: int) -> bool:
-        """Drop the tensors of tests that were measured again; return whether there were any."""
+        """Drop the tensors of a range of tests, which are measured again; return whether there were any."""
         is_old = (self._kept["id"] >= first) & (self._kept["id"] < stop)
         if is_old.any():
             self._kept = {name: column[~is_old] for name, column in self._kept.items()}
         return bool(is_old.any())
 
     def merge_files(self) -> dict[int, Ints]:
-        """Merge files that are small or half empty, if there are many; the old ones stay until `sweep`."""
+        """Merge small and half-empty files if there are many; return ids by new file. Old files stay until `sweep`."""
         files, counts = np.unique(self._kept["file"], return_counts=True)
         live = dict(zip(files.tolist(), counts.tolist(), strict=True))
-        small = [file for file in live if self._rows[file] * self._row_bytes < FEW_BYTES]
+        small = [file for file in live if self._rows[file] * self._row_bytes < SMALL_FILE_BYTES]
         half_empty = [file for file, n in live.items() if 2 * n < self._rows[file]]
         n_dead = sum(self._rows.values()) - len(self._kept["id"])
-        if len(small) < MANY_FILES and n_dead <= len(self._kept["id"]):
+        if len(small) < MAX_SMALL_FILES and n_dead <= len(self._kept["id"]):
             return {}
         moved, parts = {}, []
         old = sorted({*small, *half_empty})
@@ -273,7 +273,7 @@ class TensorStore:
             tensors = read_tensors(self.path(file))
             is_live = np.isin(tensors.id.numpy(), self._kept["id"][self._kept["file"] == file])
             parts.append(tensors[torch.from_numpy(is_live)])
-            if file == old[-1] or sum(map(len, parts)) * self._row_bytes >= FEW_BYTES:
+            if file == old[-1] or sum(map(len, parts)) * self._row_bytes >= SMALL_FILE_BYTES:
                 ids = torch.cat([part.id for part in parts]).numpy()
                 moved[self._write(parts)] = ids
                 parts = []
@@ -282,7 +282,7 @@ class TensorStore:
         return moved
 
     def sweep(self) -> None:
-        """Remove files without stored faults; only those that are named like ours."""
+        """Remove files of tensors that have no stored faults."""
         live = set(self._kept["file"].tolist())
         self._rows = {file: n for file, n in self._rows.items() if file in live}
         for file, path in self._files().items():
@@ -290,7 +290,7 @@ class TensorStore:
                 path.unlink(missing_ok=True)
 
     def _files(self) -> dict[int, Path]:
-        return {int(path.stem): path for path in self.folder.iterdir() if _FILE.fullmatch(path.name)}
+        return {int(path.stem): path for path in self.folder.iterdir() if _FILE_PATTERN.fullmatch(path.name)}
 
     def path(self, file: int) -> Path:
         """The path of a file by its number."""
@@ -305,9 +305,9 @@ class TensorStore:
 
 
 def _pick(parts: Sequence[Tensors], ids: Ints) -> Iterator[list[Tensors]]:
-    """The rows with these ids in order, in portions of about AT_ONCE_BYTES: each is copied in memory until written."""
+    """The rows with these ids, in portions of about NEW_FILE_BYTES to limit the memory for copies."""
     is_picked = np.isin(np.concatenate([part.id.numpy() for part in parts]), ids)
-    n_rows = 1 + AT_ONCE_BYTES // next(part[:1].nbytes for part in parts if len(part))
+    n_rows = 1 + NEW_FILE_BYTES // next(part[:1].nbytes for part in parts if len(part))
     picked, nbytes = list[Tensors](), 0
     for part, mask in zip(parts, np.split(is_picked, np.cumsum([len(part) for part in parts])[:-1]), strict=True):
         rows = torch.from_numpy(np.flatnonzero(mask))
@@ -315,7 +315,7 @@ def _pick(parts: Sequence[Tensors], ids: Ints) -> Iterator[list[Tensors]]:
             some = rows[first : first + n_rows]
             picked.append(part[some if len(some) < len(part) else slice(None)])
             nbytes += picked[-1].nbytes
-            if nbytes >= AT_ONCE_BYTES:
+            if nbytes >= NEW_FILE_BYTES:
                 yield picked
                 picked, nbytes = [], 0
     if picked:
@@ -323,7 +323,7 @@ def _pick(parts: Sequence[Tensors], ids: Ints) -> Iterator[list[Tensors]]:
 
 
 def _joined(kept: dict[str, Array], columns: dict[str, Array]) -> dict[str, Array]:
-    """What is known of the faults that are kept, followed by the same of new ones, which are in no file yet."""
+    """The columns of kept faults, followed by those of new faults, which have no file yet."""
     score, file = telling(columns["distance"], columns["confidence"]), np.zeros(len(columns["id"]), np.int64)
     new = {**columns, "score": score, "file": file}
     return {name: np.concatenate([column, new[name]]) for name, column in kept.items()}
@@ -347,14 +347,14 @@ def read_ids(path: Path) -> Ints:
         if ids.dtype != np.int64 or ids.ndim != 1:
             raise ValueError("its array 'id' has the wrong type or shape")
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{path} is damaged: {first_line(error)}; {REMEDY}") from error
+        raise StoreError(f"{path} is damaged: {first_line(error)}; {RESTORE_REMEDY}") from error
     return ids
 
 
 def write_weights(path: Path, module: nn.Module, ledger: Ledger, about: dict[str, str]) -> None:
     """Write a module's weights as safetensors, atomically; the same weights give the same bytes.
 
-    ledger: what they were trained on, in addition to the module's own ledger. about: metadata in plain text.
+    ledger: what the weights were trained on, in addition to the module's own ledger. about: metadata in plain text.
     """
     state = module.state_dict()
     for name, value in state.items():

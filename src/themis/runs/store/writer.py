@@ -1,4 +1,4 @@
-"""Writing a run folder: one writer, beside the campaign; every fault is on disk before callbacks see it."""
+"""Writing a run folder in a thread beside the campaign; every fault is on disk before callbacks see it."""
 
 import json
 import os
@@ -22,19 +22,19 @@ from themis.runs.fault import COLUMNS
 from themis.runs.faults import Array
 from themis.runs.run import Round
 from themis.runs.store import files, schema
-from themis.runs.store.schema import DATABASE, PARTS_FILE, ROUND_COLUMNS, ROUND_ESTIMATES, STATE_FILE
-from themis.runs.store.tensors import AT_ONCE_BYTES, Tensors, TensorStore, checksum, content_of, file_name
+from themis.runs.store.schema import DATABASE, PARTS_FILE, ROUND_COLUMNS, ROUND_ESTIMATE_FORMS, STATE_FILE
+from themis.runs.store.tensors import NEW_FILE_BYTES, Tensors, TensorStore, checksum, content_of, file_name
 from themis.runs.trust import TAG, KeyProblem, recorded_code, sign
 
 WRITING_SHARE = 1 / 100
-"""Share of a campaign's time that writing faults may take; checkpoints may take half as much."""
-LATEST_FAULTS, LATEST_CHECKPOINT = 1.0, 60.0
-"""Seconds after which they are written regardless of the cost; faults also once their tensors have AT_ONCE_BYTES, so
-that they do not fill the memory while a slow disk is spared."""
-ROWS_AT_ONCE = 500
-"""Rows that are made at once: the thread that runs the tests waits meanwhile if it needs the interpreter."""
-FIRST_CHECKPOINT = 1.0
-"""Seconds before the first checkpoint: so little is quickly run again."""
+"""Largest share of a campaign's time for writing faults; checkpoints may take half as much."""
+MAX_FAULT_DELAY, MAX_CHECKPOINT_DELAY = 1.0, 60.0
+"""Seconds after which faults and checkpoints are written whatever the cost. Faults are also written once their tensors
+take NEW_FILE_BYTES of memory."""
+ROWS_PER_BATCH = 500
+"""Rows that are built at a time, because building them holds the GIL, which the thread that runs the tests needs."""
+FIRST_CHECKPOINT_SECONDS = 1.0
+"""Age of a campaign at its first checkpoint; a shorter campaign is quickly run again."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Checkpoint:
 
 @dataclass
 class _Pending:
-    """What has been added and is not being written yet."""
+    """What has been added but is not being written yet."""
 
     stop: int = 0
-    """Tests up to this number have been seen."""
+    """The number of the first test that has not been added yet."""
     columns: list[dict[str, Array]] = field(default_factory=list)
     tensors: list[Tensors] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
@@ -63,7 +63,7 @@ class _Pending:
 class Writer:
     """The only writer of a run folder, which it locks.
 
-    What a campaign adds is written by a thread while the campaign goes on; whoever else needs the files waits for it.
+    A thread writes what the campaign adds while the campaign continues; methods that need the files wait for it.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -74,25 +74,27 @@ class Writer:
         self._claim = files.Claim(self.path, files.RUN_FOLDERS)
         self._store = _Store(self.path)
         self._pending, self._last_seconds, self._last_ended = _Pending(), 0.0, perf_counter()
-        self._faults_due, self._checkpoint_due = 0.0, self._last_ended + FIRST_CHECKPOINT
+        self._faults_due, self._checkpoint_due = 0.0, self._last_ended + FIRST_CHECKPOINT_SECONDS
         self._n_added = self._n_stored = 0  # batches of faults, and rounds
         self._thread = ThreadPoolExecutor(1, "themis-store")
         self._writing: Future[None] | None = None
 
     def create(self, record: dict[str, Any], max_stored: int, parts: bytes | None = None) -> None:
-        """Begin to create a run: with what resuming and reporting need, and the split of the seeds."""
-        files.check_run_folder(self.path)  # again: another process may have begun a run before this one had the lock
+        """Begin to create a run from its record; `parts`: the content of the file with the split of the seeds."""
+        files.check_run_folder(
+            self.path
+        )  # again, because another process may have begun a run before the lock was held
         self._store.tensors.n, self._store.signs = max_stored, True
         self._writing = self._thread.submit(self._store.create, self._claim, record, parts)
 
     def reopen(self, record: dict[str, Any], max_stored: int, *, signs: bool = False) -> None:
-        """Resume a run; `signs`: whether the code that the folder names is known to be this user's or trusted."""
+        """Resume a run; `signs`: sign the record, because the code that it names is this user's or trusted."""
         self._store.tensors.n, self._store.signs = max_stored, signs
         self._store.reopen(self._claim, record)
         self._pending.stop = self._store.seen
 
     def note(self, **values: Any) -> None:
-        """Begin to add to the record, after what is being written; from then on, the campaign has begun its tests."""
+        """Add to the record once what is being written is done; the campaign then counts as begun."""
         self._writing = self._thread.submit(self._note, _record_rows(values), self._writing)
 
     def _note(self, rows: list[tuple[str, str]], before: Future[None] | None) -> None:
@@ -102,11 +104,11 @@ class Writer:
         self._claim.is_begun = True
 
     def worth_keeping(self, columns: dict[str, Array]) -> Bools:
-        """Which of some new faults can be among those whose tensors are stored in the end."""
+        """Which new faults may be among those whose tensors are stored in the end."""
         return self._store.tensors.worth_keeping(columns)
 
     def add_faults(self, stop: int, columns: dict[str, Array] | None, tensors: Tensors | None) -> int:
-        """Add the faults of the tests up to `stop`, with the tensors worth keeping; return the addition's number."""
+        """Add the faults of the tests before `stop`, with the tensors worth keeping; return the addition's number."""
         self._pending.stop = self._store.seen = stop
         if columns is not None and tensors is not None:
             self._pending.columns.append(columns)
@@ -124,12 +126,12 @@ class Writer:
     def flush(self, checkpoint: Callable[[], Checkpoint] | None = None, *, now: bool = False) -> int:
         """Begin to write what was added, and a checkpoint, if they are due; return how many additions are on disk.
 
-        All of it is written in one transaction: after a crash the folder is as before or as after it. The campaign
-        waits for it, so that callbacks hear of it at once, but at most a hundredth of the time since the last write.
+        Everything is written in one transaction. The campaign waits for it so that callbacks are called promptly, but
+        at most for a hundredth of the time since the last write.
 
-        now: write it whether or not it is due.
+        now: write it even if it is not due.
         """
-        must_write = now or self._pending.nbytes >= AT_ONCE_BYTES
+        must_write = now or self._pending.nbytes >= NEW_FILE_BYTES
         if self._writing is not None and not (must_write or self._writing.done()):
             return self._n_stored
         self.wait()
@@ -139,7 +141,7 @@ class Writer:
         if is_due or state is not None:
             pending, self._pending = self._pending, _Pending(self._pending.stop)
             self._writing = self._thread.submit(self._write, pending, self._n_added, state, began)
-            seconds = min(LATEST_CHECKPOINT, WRITING_SHARE * (began - self._last_ended))
+            seconds = min(MAX_CHECKPOINT_DELAY, WRITING_SHARE * (began - self._last_ended))
             if self._last_seconds <= seconds:
                 wait([self._writing], seconds)
             if self._writing.done():
@@ -161,9 +163,9 @@ class Writer:
             self._store.write_rows(pending, state)
         self._n_stored, ended = n_added, perf_counter()
         self._last_seconds, self._last_ended = ended - began, ended
-        self._faults_due = ended + min(LATEST_FAULTS, (ended - stated) / WRITING_SHARE)
+        self._faults_due = ended + min(MAX_FAULT_DELAY, (ended - stated) / WRITING_SHARE)
         if state is not None:
-            self._checkpoint_due = ended + min(LATEST_CHECKPOINT, 2 * (stated - began) / WRITING_SHARE)
+            self._checkpoint_due = ended + min(MAX_CHECKPOINT_DELAY, 2 * (stated - began) / WRITING_SHARE)
 
     def end(self, summary: dict[str, Any]) -> None:
         """Write the summary."""
@@ -172,14 +174,14 @@ class Writer:
             files.write_file(self.path / "summary.json", files.as_json(summary, indent=2))
 
     def close(self) -> None:
-        """Let others write to the folder; remove what this writer created if the campaign did not begin its tests."""
+        """Release the folder; remove what this writer created if the campaign did not begin its tests."""
         self._thread.shutdown()  # after what is being written
         self._store.close()
         self._claim.release()
 
 
 class _Store:
-    """The database, the tensors and the states of a run folder, for one thread at a time."""
+    """The database, the tensors and the state files of a run folder, for one thread at a time."""
 
     database: sqlite3.Connection
     perturbation: str
@@ -187,7 +189,7 @@ class _Store:
     def __init__(self, path: Path) -> None:
         self.path, self.signs = path, False
         self.tensors = TensorStore(path / "tensors", 0)
-        self.seen = self.written = 0  # tests up to these numbers have been run, and are on disk
+        self.seen = self.written = 0  # numbers of tests that have been run, and that are on disk
         self.file: os.stat_result | None = None  # of the database, once it is open
 
     def create(self, claim: files.Claim, record: dict[str, Any], parts: bytes | None) -> None:
@@ -211,7 +213,7 @@ class _Store:
             self._connect(record)
 
     def reopen(self, claim: files.Claim, record: dict[str, Any]) -> None:
-        """Go on with a run."""
+        """Open a run to continue it."""
         with self.explained():
             self._connect(record)
             claim.is_begun = True
@@ -240,7 +242,7 @@ class _Store:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Turn errors of the disk into one that says what to do, also if the folder is gone."""
+        """Turn disk errors into a `StoreError` with a remedy, also if the folder is gone."""
         self._check_exists()
         try:
             with files.explained(self.path, is_run=True):
@@ -250,7 +252,7 @@ class _Store:
             raise
 
     def _check_exists(self) -> None:
-        """SQLite would go on writing to a deleted file, and nobody would know."""
+        """Refuse to write to a deleted or moved folder, where SQLite would continue without an error."""
         if self.file is None:
             return
         with suppress(OSError):
@@ -267,7 +269,7 @@ class _Store:
             self._add(database, rows)
 
     def _add(self, database: sqlite3.Connection, rows: list[tuple[str, str]]) -> None:
-        """Add to the record, and sign the code that it names: this user may run it again without being asked."""
+        """Add to the record, and sign the code that it names, so that this user may run it again without --trust."""
         insert = "INSERT OR REPLACE INTO run VALUES (?, ?)"
         database.executemany(insert, rows)
         if not self.signs:
@@ -288,8 +290,8 @@ class _Store:
         columns, names, dropped = self._store_tensors(pending)
         with _transaction(self.database) as database:
             database.execute("DELETE FROM faults WHERE id >= ? AND id < ?", (self.written, pending.stop))
-            for first in range(0, len(names), ROWS_AT_ONCE):
-                some = slice(first, first + ROWS_AT_ONCE)
+            for first in range(0, len(names), ROWS_PER_BATCH):
+                some = slice(first, first + ROWS_PER_BATCH)
                 part = {name: column[some] for name, column in columns.items()}
                 _insert(database, "INSERT INTO faults", _fault_rows(part, self.perturbation, names[some]))
             database.executemany("UPDATE faults SET tensors = NULL WHERE id = ?", [(id,) for id in dropped])
@@ -304,8 +306,7 @@ class _Store:
             self._drop_states(state[2])
 
     def _store_tensors(self, pending: _Pending) -> tuple[dict[str, Array], list[str | None], list[int]]:
-        """Write the tensors of the pending faults; return the columns and the files of the faults, and the faults whose
-        tensors were dropped for them."""
+        # Every state file has its own name: the last checkpoint's file must exist until the new row is written.
         if not pending.columns:
             return {}, [], []
         columns = {name: np.concatenate([some[name] for some in pending.columns]) for name in pending.columns[0]}
@@ -313,7 +314,7 @@ class _Store:
         return columns, [file_name(number) if number else None for number in numbers.tolist()], dropped.tolist()
 
     def _merge_files(self) -> bool:
-        """Merge files of tensors if there are many, and return whether some are of no more use."""
+        """Merge files of tensors if there are many; return whether files are now unused."""
         moved = self.tensors.merge_files()
         pairs = [(file_name(number), id) for number, ids in moved.items() for id in ids.tolist()]
         if pairs:
@@ -323,7 +324,7 @@ class _Store:
 
     def write_state(self, checkpoint: Checkpoint) -> tuple[int, int, str]:
         """Write the arrays of a checkpoint, and return its row."""
-        # Every state has its own name: the last checkpoint's file must not change until the row is written.
+        # Every state file has its own name: the last checkpoint's file must exist until the new row is written.
         content = content_of(checkpoint.arrays, {"values": files.as_json(checkpoint.values).decode()})
         name = f"{checkpoint.tests:09d}-{checkpoint.rounds:06d}-{checksum(*content)}.safetensors"
         files.write_file(self.path / "state" / name, *content)
@@ -344,16 +345,16 @@ class _Store:
 
 
 def _database(path: Path) -> sqlite3.Connection:
-    """A connection to an existing file, for one thread at a time; a missing file is not created."""
+    """A connection to an existing database, for one thread at a time."""
     uri = f"{path.resolve().as_uri()}?mode=rw"
     return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30, check_same_thread=False)
 
 
 @contextmanager
 def _yielding() -> Iterator[None]:
-    """In the block, a thread that needs the interpreter waits for it 50 times less long than usually.
+    """Let other threads get the GIL 50 times sooner than usual during the block.
 
-    The thread that runs the tests gives it away several times per chunk, and would else wait while the GPU is idle.
+    The thread that runs the tests releases the GIL several times per chunk; the GPU would be idle while it waits.
     """
     usual = sys.getswitchinterval()
     sys.setswitchinterval(usual / 50)
@@ -365,7 +366,7 @@ def _yielding() -> Iterator[None]:
 
 @contextmanager
 def _transaction(database: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """A block whose changes are written together, or not at all if it raises."""
+    """A block whose changes are committed together, or rolled back if it raises."""
     database.execute("BEGIN IMMEDIATE")
     try:
         yield database
@@ -405,7 +406,7 @@ def _fault_rows(columns: dict[str, Array], perturbation: str, files: list[str | 
 
 def _round_row(round: Round) -> list[Any]:
     plain, coverage = asdict(round), asdict(round.coverage)
-    plain["estimates"] = json.dumps({name: plain[name] for name in ROUND_ESTIMATES})
+    plain["estimates"] = json.dumps({name: plain[name] for name in ROUND_ESTIMATE_FORMS})
     coverage["by_layer"] = json.dumps(coverage["by_layer"])
     return [coverage[each.of_coverage] if each.of_coverage else plain[each.name] for each in ROUND_COLUMNS]
 

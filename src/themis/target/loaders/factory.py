@@ -1,4 +1,4 @@
-"""Call a function of the user's that is given as `module:factory(width=32)`."""
+"""Calling a user's function given as `module:factory(width=32)`."""
 
 import ast
 import importlib
@@ -11,8 +11,8 @@ from themis.data.maite import has_maite_metadata
 from themis.errors import DataError, MissingExtraError, ModelError, UsageError, closest, first_line
 from themis.user_code import WHERE, import_named
 
-MOST_SHOWN = 200
-"""Characters of a name that a message repeats."""
+MAX_SHOWN_NAME = 200
+"""Characters of a name that a message shows."""
 
 
 class Call(NamedTuple):
@@ -45,13 +45,13 @@ def read_call(text: str, flag: str) -> Call:
 
 
 def import_package(name: str, install: str = "") -> Any:
-    """Return a module of a package that some models need; `install` is what to install, if not the package."""
+    """Import a module of a package that some models need; install: what to install, if not the package itself."""
     package = name.partition(".")[0]
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise MissingExtraError(f"this model needs {package}: pip install {install or package}") from error
-    except Exception as error:  # such as torchvision's operators that another torch does not have
+    except Exception as error:  # for example, because torchvision does not fit this version of torch
         raise MissingExtraError(
             f"this model needs {package}, which cannot be imported ({type(error).__name__}: {first_line(error)}): "
             "install a version of it that fits your PyTorch"
@@ -59,11 +59,11 @@ def import_package(name: str, install: str = "") -> Any:
 
 
 def _shortened(text: str) -> str:
-    return repr(text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}...")
+    return repr(text if len(text) <= MAX_SHOWN_NAME else f"{text[:MAX_SHOWN_NAME]}...")
 
 
 def _refuse_path(path: Path, function: str, rule: str) -> None:
-    """Refuse the path of a module instead of its name."""
+    """Refuse a path where the name of a module is expected."""
     is_elsewhere = path.parent != Path()
     if is_elsewhere or (path.suffix == ".py" and os.path.isfile(path)):
         place = f", in the folder {path.parent}" * is_elsewhere
@@ -71,9 +71,9 @@ def _refuse_path(path: Path, function: str, rule: str) -> None:
 
 
 def call_factory(spec: str, flag: str, others: Iterable[str] = ()) -> Any:
-    """Return the result of `module:factory` or `module:factory(arguments)`; `flag` is the option it was given to.
+    """Return the result of `module:factory` or `module:factory(arguments)`; `flag` is the option with this value.
 
-    others: what may stand before the colon instead of a module, such as `images`.
+    others: prefixes that are allowed instead of a module, such as `images`, for suggestions.
     """
     shown = _shortened(spec)
     name, _, rest = spec.partition(":")

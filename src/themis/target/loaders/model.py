@@ -1,4 +1,4 @@
-"""Load a model from `module:factory`, from a file by its suffix, or from `package:NAME`."""
+"""Loading models from `module:factory`, from files by suffix, or from `package:NAME`."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ from themis.user_code import make_importable
 
 
 class LoadedModel(NamedTuple):
-    """A model, the hash of the file it was loaded from, and the normalisation that its package names for it."""
+    """A model, the hash of its file, and the normalisation that its package recommends."""
 
     model: Any
     version: str = ""
@@ -30,7 +30,7 @@ class LoadedModel(NamedTuple):
 
 
 def load_model(spec: str, trust: Trust, *, has_weights: bool = False) -> LoadedModel:
-    """Return the model that `--model` names; if the user has weights, none are downloaded."""
+    """Return the model that `--model` names; has_weights: the user has weights, so none are downloaded."""
     kind, _, name = spec.partition(":")
     if kind in PACKAGES:
         if not name:
@@ -84,7 +84,7 @@ def _no_model(path: Path, content: str) -> DataError:
 
 
 def load_torch_file(path: Path, trust: Trust) -> nn.Module:
-    """Load a TorchScript program, a torch.export program or a pickled model; the content tells which it is."""
+    """Load a TorchScript program, a torch.export program or a pickled model, depending on the content."""
     if is_script(path):
         return load_script(path, trust)
     if path.suffix.lower() == ".pt2" or any(name.endswith("archive_format") for name in names_in_archive(path)):
@@ -127,7 +127,7 @@ def _load_pickle(path: Path, trust: Trust) -> nn.Module:
 
 @contextmanager
 def _running_its_code(path: Path, kind: str) -> Iterator[None]:
-    """Turn whatever the code in a trusted file raises into an error in one line."""
+    """Turn any error of the code in a trusted file into a one-line error."""
     try:
         yield
     except ThemisError:
@@ -158,8 +158,8 @@ def _from_package(package: str, name: str, has_weights: bool) -> LoadedModel:
 FILE_LOADERS: Extensible[Callable[[Path, Trust], Any]] = Extensible(
     "themis.model_files", dict.fromkeys((".pt", ".pth", ".ts", ".pt2"), load_torch_file)
 )
-"""Functions that return the model in a file, by the ending of its name; packages add others."""
+"""Functions that load the model in a file, by suffix; packages add others."""
 LOADERS: Extensible[Callable[[str], Any]] = Extensible("themis.loaders", {})
-"""Functions that return a model, given the text after `NAME:`; packages add others."""
+"""Functions that load a model from the text after `NAME:`, by NAME; packages add others."""
 PACKAGES = ("torchvision", "timm", "hf", "keras")
-"""What may stand before the colon of a name, for models of a package; `keras:` is followed by the path of a file."""
+"""Prefixes of models of a package; `keras:` is followed by the path of a file."""

@@ -1,8 +1,8 @@
-"""Load TorchScript without letting it reach files or other libraries.
+"""Loading TorchScript without giving it access to files or other libraries.
 
-TorchScript cannot call Python, but some of its operators read and write files, and its text can hide their names. So
-the compiled graph decides, operator by operator: only those that are known to do nothing but compute may run unless the
-file is trusted. Loading a program already runs the `__setstate__` methods in it, so a file that has any is refused
+TorchScript cannot call Python, but some of its operators read and write files, and its text can hide their names. The
+operators in the compiled graph are therefore checked: unless the file is trusted, only operators that are known to do
+nothing but compute may run. Loading a program already runs its `__setstate__` methods, so a file with any is refused
 before it is loaded.
 """
 
@@ -24,10 +24,10 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-RUNS_ON_LOADING = re.compile(rb"__setstate__|torch[\s.]+classes")
-"""Marks a program that runs while it is loaded: by a method of its own, or by an object of a C++ class."""
+LOADING_CODE = re.compile(rb"__setstate__|torch[\s.]+classes")
+"""Found in programs that run code while they are loaded, by a method of theirs or by an object of a C++ class."""
 TENSOR_RECORDS = re.compile(r"(data|constants)/\d+|\.data/.*|version|byteorder")
-"""Records that are not parsed."""
+"""Records that are not parsed as code."""
 PRIM_OPERATORS = _names(
     "Constant ConstantChunk CreateObject DictConstruct EnumName EnumValue GetAttr If IfThenElse ListConstruct "
     "ListUnpack Loop ModuleContainerIndex NumToTensor Print RaiseException SetAttr StringIndex TupleConstruct "
@@ -46,7 +46,7 @@ PRIVATE_OPERATORS = _names(
     "_upsample_bilinear2d_aa _upsample_lanczos2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d "
     "_upsample_nearest_exact3d _weight_norm"
 )
-"""Operators of aten for PyTorch's own use that compiled models call; the others check their arguments less."""
+"""Private aten operators that compiled models call; other private operators check their arguments less."""
 TEXT_OPERATORS = _names(
     "Delete Float Int __contains__ __getitem__ __interpolate __upsample _assert_async _assert_scalar _convolution_mode "
     "_set_item add any append capitalize center clear conv1d conv2d conv3d copy count device dict div div_ divide "
@@ -58,12 +58,12 @@ TEXT_OPERATORS = _names(
     "scatter_reduce scatter_reduce_ searchsorted segment_reduce setdefault slice sort sorted split splitlines "
     "startswith stft str strip swapcase title update upper values warn zfill"
 ) | {f"fft_{name}fft{n}" for name in ("", "h", "i", "ih", "ir", "r") for n in ("", "2", "n")}
-"""Operators of aten that take text but use it only to compute; any other text may be the name of a file."""
+"""Operators of aten that take text but use it only to compute; text for other operators may be a file name."""
 VISION_OPERATORS = _names("deform_conv2d nms ps_roi_align ps_roi_pool roi_align roi_pool")
 
 
 def load_script(path: Path, trust: Trust) -> nn.Module:
-    """Load a TorchScript program; one that may do more than compute is refused unless it is trusted."""
+    """Load a TorchScript program; refuses one that may do more than compute, unless it is trusted."""
     is_trusted = trust.covers(path)
     if not is_trusted and (reason := _runs_on_loading(path)):
         trust.require(path, f"TorchScript that runs code when it is loaded ({reason})", "save it without")
@@ -81,7 +81,7 @@ def load_script(path: Path, trust: Trust) -> nn.Module:
 
 
 def _runs_on_loading(path: Path) -> str:
-    """What a file would run while it is loaded; it is read as `torch.jit.load` reads it."""
+    """What a file would run while it is loaded, or empty; it is read in the same way as by `torch.jit.load`."""
     try:
         archive = torch._C.PyTorchFileReader(str(path))
         names = archive.get_all_records()
@@ -90,13 +90,13 @@ def _runs_on_loading(path: Path) -> str:
     if "model.json" in names:
         return "a format of PyTorch before 1.3"
     for name in names:
-        if not TENSOR_RECORDS.fullmatch(name) and (found := RUNS_ON_LOADING.search(archive.get_record(name))):
+        if not TENSOR_RECORDS.fullmatch(name) and (found := LOADING_CODE.search(archive.get_record(name))):
             return "a C++ class" if b"classes" in found[0] else "__setstate__"
     return ""
 
 
 def find_doubtful(module: Any) -> list[str]:
-    """Operators and objects in any method of a program that are not known to do nothing but compute."""
+    """Operators and objects in the methods of a program that may do more than compute."""
     modules = [part._c for part in module.modules()]
     own_types = {part._type().qualified_name() for part in modules}
     doubtful: dict[str, None] = {}
@@ -117,7 +117,7 @@ def find_doubtful(module: Any) -> list[str]:
 
 
 def _classes(kind: Any) -> set[str]:
-    """The classes in a type. Operators such as sorting call the methods of objects, which the graph does not show."""
+    """The classes in a type; operators such as sorting call their methods, which the graph does not show."""
     if kind.kind() in ("ClassType", "InterfaceType"):
         return {kind.qualified_name()}
     return set().union(*map(_classes, kind.containedTypes()))
@@ -130,7 +130,7 @@ def _holds_text(kind: Any) -> bool:
 
 @cache
 def _is_harmless(kind: str, takes_text: bool) -> bool:
-    """Whether an operator only computes, given whether this use of it gets text, which may be the name of a file."""
+    """Whether an operator only computes; `takes_text`: whether it gets text here, which may be a file name."""
     namespace, _, name = kind.partition("::")
     if namespace == "prim":
         return name in PRIM_OPERATORS

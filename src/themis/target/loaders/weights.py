@@ -1,7 +1,7 @@
-"""Load weights from a file into a model without running code, and the files whose code the user allows to run.
+"""Loading weights from a file without running code, and the files whose code the user allows to run.
 
 Weights, ONNX and TorchScript files are read without running Python code. Reading a pickled model or a torch.export
-program runs the code in it, so these are refused unless the user names exactly that file. A run records the file with
+program runs the code in it, so these are refused unless the user trusts exactly that file. A run records the file with
 its hash, so that a different file in its place is refused again.
 """
 
@@ -51,7 +51,7 @@ class Trust:
         return False
 
     def require(self, path: Path, kind: str, remedy: str) -> None:
-        """Refuse a file that is not trusted; `kind` says what it is and why that matters."""
+        """Refuse a file that is not trusted; kind: what it is and why that matters."""
         if not self.covers(path):
             raise DataError(
                 f"{path} must be trusted, but it is {kind}: pass --trust {path} if you know it, or {remedy}"
@@ -65,10 +65,10 @@ class Trust:
 
 CHECKPOINT_KEYS = ("state_dict", "model_state_dict", "model", "net")
 """Keys under which training scripts store the state dict in a checkpoint."""
-MOST_SHOWN = 300
-"""Characters that are repeated of torch's message, which lists all weights of another shape."""
+MAX_SHOWN_REASON = 300
+"""Characters that are shown of torch's message, which lists all weights with other shapes."""
 USUAL_ATTRIBUTES = ("model.", "net.", "backbone.", "network.")
-"""Prefixes under which a training module, such as one of Lightning, usually holds the model itself."""
+"""Usual prefixes of the model itself in a training module, such as one of Lightning."""
 
 
 def load_weights(module: nn.Module, path: Path, trust: Trust | None = None) -> None:
@@ -77,7 +77,7 @@ def load_weights(module: nn.Module, path: Path, trust: Trust | None = None) -> N
     try:
         missing, unexpected = module.load_state_dict(state, strict=False)
     except (RuntimeError, TypeError, AttributeError) as error:
-        reason = shorten(str(error), MOST_SHOWN, placeholder=" ...")
+        reason = shorten(str(error), MAX_SHOWN_REASON, placeholder=" ...")
         raise ModelError(
             f"the weights in {path} must match the model: {reason}; build it as it was when they were saved"
         ) from error
@@ -93,9 +93,9 @@ def load_weights(module: nn.Module, path: Path, trust: Trust | None = None) -> N
 
 
 def _take_part(state: dict[str, Any], module: nn.Module, path: Path) -> dict[str, Any]:
-    """Return the weights of the model if their names have a prefix.
+    """Return the weights of the model itself if their names have a prefix.
 
-    DataParallel and torch.compile add one, and a larger module, such as one of Lightning, may have further weights.
+    DataParallel and torch.compile add a prefix, and a larger module, such as one of Lightning, may have other weights.
     """
     names = [name for name in module.state_dict() if not name.endswith("num_batches_tracked")]
     if not names or all(name in state for name in names):
@@ -144,9 +144,9 @@ def is_script(path: Path) -> bool:
 
 
 def names_in_archive(path: Path) -> list[str]:
-    """Return the members of a zip archive, or nothing if the file is not one.
+    """Return the members of a zip archive; empty if the file is not one.
 
-    Both readers are asked, because a forged archive can show each of them other members.
+    Both zip readers are used, because a forged archive can show each of them different members.
     """
     names: list[str] = []
     with suppress(zipfile.BadZipFile, OSError, ValueError), zipfile.ZipFile(path) as archive:
@@ -171,7 +171,7 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
 
 
 def _unwrap(state: Any, path: Path) -> dict[str, Any]:
-    """Return the state dict in the content of a file: a state dict, a model, or a checkpoint that contains one."""
+    """Return the state dict in the content of a file: a state dict, a model, or a checkpoint with one of them."""
     if isinstance(state, nn.Module):
         state = state.state_dict()
     if not isinstance(state, dict):

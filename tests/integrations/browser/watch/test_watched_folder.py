@@ -52,7 +52,7 @@ def contents(path):
 
 
 def test_a_folder_is_read_again_only_if_it_has_changed_and_is_never_written_to(run, monkeypatch):
-    monkeypatch.setattr(folder, "REST", 0)
+    monkeypatch.setattr(folder, "REST_FACTOR", 0)
     readings = []
 
     def read(path):
@@ -124,7 +124,7 @@ def test_the_server_waits_for_a_missing_run_which_may_disappear_and_return(run, 
 
 @pytest.mark.parametrize("name", ["run.sqlite", "summary.json"])
 def test_a_damaged_run_is_a_plain_message_until_it_is_repaired(run, name, monkeypatch):
-    monkeypatch.setattr(folder, "REST", 0)
+    monkeypatch.setattr(folder, "REST_FACTOR", 0)
     with served(run) as server:
         whole = ask(server)
         assert whole[0] == 200
@@ -153,7 +153,7 @@ def test_a_page_that_cannot_be_drawn_is_a_plain_response(run, monkeypatch):
 
 
 def test_a_killed_campaign_is_noticed_although_no_file_changes(run, monkeypatch):
-    monkeypatch.setattr(folder, "REST", 0)
+    monkeypatch.setattr(folder, "REST_FACTOR", 0)
     (run / "summary.json").unlink()
     code = f"{HOLD}; print('held', flush=True); time.sleep(600)"
     holder = subprocess.Popen([sys.executable, "-c", code, str(run / "run.lock")], stdout=subprocess.PIPE)
@@ -168,7 +168,7 @@ def test_a_killed_campaign_is_noticed_although_no_file_changes(run, monkeypatch)
 
 
 def test_a_campaign_in_another_process_is_followed_from_start_to_end(trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(folder, "REST", 0)
+    monkeypatch.setattr(folder, "REST_FACTOR", 0)
     torch.save(trained[0].state_dict(), tmp_path / "lenet.pt")
     (tmp_path / "watched.py").write_text(MODULE)
     words = ["--model", "watched:net", "--data", "digits", "--perturb", "gaussian", "--magnitude", "0.3", "--quiet"]
