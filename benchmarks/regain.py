@@ -77,6 +77,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "themis updated": {"statistics": "update"},
     "themis sgd": {"optimiser": "sgd", "learning_rate": 0.01},
     "themis bfloat16": {"autocast": True},
+    "themis rate 6e-4": {"learning_rate": 6e-4},
+    "random rate 6e-4": {**PLAIN, "learning_rate": 6e-4},
     "random": PLAIN,
     "augmix": PLAIN,
     "pgd": PLAIN,
@@ -528,11 +530,13 @@ def suites(rows: dict[str, list[dict[str, Any]]]) -> str:
         for cell in every:
             by_technique.setdefault(cell["technique"], {})[cell["random_seed"]] = cell
         for technique, cells in by_technique.items():
-            shared = [seed for seed in cells if seed in by_technique[OWN]]
-            own, theirs = (_corruption_errors([each[seed] for seed in shared]) for each in (by_technique[OWN], cells))
-            trainings = list(cells.values())
-            gap = _interval(paired(np.zeros(own.shape[1]), theirs - own)) if technique != OWN else "-"
-            error = paired(np.ones(own.shape[1]), _corruption_errors(trainings))
+            trainings, gap = list(cells.values()), "-"
+            errors = _corruption_errors(trainings)
+            if technique != OWN and OWN in by_technique:
+                shared = [seed for seed in cells if seed in by_technique[OWN]]
+                own, theirs = (_corruption_errors([each[k] for k in shared]) for each in (by_technique[OWN], cells))
+                gap = _interval(paired(np.zeros(own.shape[1]), theirs - own))
+            error = paired(np.ones(errors.shape[1]), errors)
             change = _points(_judged(trainings)[1])
             entries = [name.removeprefix("suite "), technique, str(len(cells)), f"{_share_of(trainings):g}", change]
             lines.append(f"| {' | '.join([*entries, _spread(error), gap])} |")
