@@ -52,7 +52,7 @@ from themis.perturb.attack import STEPS, in_steps
 from themis.retraining.changes import Shift, paired, relative_errors
 from themis.retraining.examine import Column, Exam, examine
 from themis.retraining.frontier import FrontierPoint, choose_share, join_frontiers
-from themis.retraining.grading import shown
+from themis.retraining.grading import picture_kind
 from themis.retraining.material import Material, join_material, of_tests
 from themis.retraining.recipe import Recipe, named_perturbation
 from themis.retraining.tune import TrainedModel, tune
@@ -280,7 +280,7 @@ def run(cell: Cell) -> dict[str, Any]:
     _, _, n_fresh = recipe.counts()
     sources = [in_steps(each, recipe.attack_steps) for each in (perturbations.values() if other is None else [other])]
     attacks = max(source.passes + (source.passes > 0) for source in sources)  # one more shows what to attack
-    asks_old_model = recipe.distill > 0 and shown(target.oracle, parts.search) != ""
+    asks_old_model = recipe.distill > 0 and picture_kind(target.oracle, parts.search) != ""
     spent += (len(parts.train) + len(parts.search)) * asks_old_model
     is_blended = asks_old_model and recipe.blend > 0
     per_batch = (3 + is_blended) * row.batch_size + n_fresh * attacks
