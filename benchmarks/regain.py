@@ -52,7 +52,7 @@ from themis.perturb.attack import PGD_STEPS, with_steps
 from themis.retraining.changes import Shift, paired, relative_errors
 from themis.retraining.examine import Column, Exam, examine
 from themis.retraining.frontier import FrontierPoint, choose_share, join_frontiers
-from themis.retraining.grading import shown
+from themis.retraining.grading import picture_kind
 from themis.retraining.material import Material, join_material, of_tests
 from themis.retraining.recipe import Recipe, named_perturbation
 from themis.retraining.tune import TrainedModel, tune
@@ -77,6 +77,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "themis updated": {"statistics": "update"},
     "themis sgd": {"optimiser": "sgd", "learning_rate": 0.01},
     "themis bfloat16": {"autocast": True},
+    "themis rate 6e-4": {"learning_rate": 6e-4},
+    "random rate 6e-4": {**PLAIN, "learning_rate": 6e-4},
     "random": PLAIN,
     "augmix": PLAIN,
     "pgd": PLAIN,
@@ -278,7 +280,7 @@ def run(cell: Cell) -> dict[str, Any]:
     _, _, n_fresh = recipe.counts()
     sources = [with_steps(each, recipe.attack_steps) for each in (perturbations.values() if other is None else [other])]
     attacks = max(source.passes + (source.passes > 0) for source in sources)  # one more shows what to attack
-    asks_old_model = recipe.distill > 0 and shown(target.oracle, parts.search) != ""
+    asks_old_model = recipe.distill > 0 and picture_kind(target.oracle, parts.search) != ""
     spent += (len(parts.train) + len(parts.search)) * asks_old_model
     is_blended = asks_old_model and recipe.blend > 0
     per_batch = (3 + is_blended) * row.batch_size + n_fresh * attacks
@@ -528,11 +530,13 @@ def suites(rows: dict[str, list[dict[str, Any]]]) -> str:
         for cell in every:
             by_technique.setdefault(cell["technique"], {})[cell["random_seed"]] = cell
         for technique, cells in by_technique.items():
-            shared = [seed for seed in cells if seed in by_technique[OWN]]
-            own, theirs = (_corruption_errors([each[seed] for seed in shared]) for each in (by_technique[OWN], cells))
-            trainings = list(cells.values())
-            gap = _interval(paired(np.zeros(own.shape[1]), theirs - own)) if technique != OWN else "-"
-            error = paired(np.ones(own.shape[1]), _corruption_errors(trainings))
+            trainings, gap = list(cells.values()), "-"
+            errors = _corruption_errors(trainings)
+            if technique != OWN and OWN in by_technique:
+                shared = [seed for seed in cells if seed in by_technique[OWN]]
+                own, theirs = (_corruption_errors([each[k] for k in shared]) for each in (by_technique[OWN], cells))
+                gap = _interval(paired(np.zeros(own.shape[1]), theirs - own))
+            error = paired(np.ones(errors.shape[1]), errors)
             change = _points(_judged(trainings)[1])
             entries = [name.removeprefix("suite "), technique, str(len(cells)), f"{_share_of(trainings):g}", change]
             lines.append(f"| {' | '.join([*entries, _spread(error), gap])} |")

@@ -31,7 +31,7 @@ from themis.retraining.frontier import (
     mean_fall,
     point_at,
 )
-from themis.retraining.grading import distances, expected_grades, losses, shown
+from themis.retraining.grading import distances, expected_grades, losses, picture_kind
 from themis.retraining.material import of_faults, of_tests
 from themis.retraining.recipe import Recipe
 from themis.retraining.tune import Epoch, mean_loss, tune
@@ -725,10 +725,10 @@ def test_an_old_answer_counts_as_far_as_it_makes_the_label_likely(case):
 
 def test_pictures_of_one_class_or_number_each_are_told_from_other_inputs(case):
     _, material, _ = case
-    assert shown(WRONG, material.pool) == "class"
-    assert shown(Regression(), material.pool) == "number"
-    assert shown(Segmentation(), material.pool) == ""
-    assert shown(WRONG, read_seeds((torch.rand(4, 7), torch.zeros(4, dtype=torch.int64)))) == ""
+    assert picture_kind(WRONG, material.pool) == "class"
+    assert picture_kind(Regression(), material.pool) == "number"
+    assert picture_kind(Segmentation(), material.pool) == ""
+    assert picture_kind(WRONG, read_seeds((torch.rand(4, 7), torch.zeros(4, dtype=torch.int64)))) == ""
 
 
 def test_the_learning_rate_follows_the_task_unless_it_is_given(case):

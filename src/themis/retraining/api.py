@@ -16,7 +16,7 @@ from themis.perturb import Perturbation
 from themis.perturb.perturbation import check_fits, check_gradient
 from themis.retraining.examine import Exam, Reading, examine, read_reading, write_reading
 from themis.retraining.frontier import choose_share, join_frontiers
-from themis.retraining.grading import Loss, name_loss, shown
+from themis.retraining.grading import Loss, name_loss, picture_kind
 from themis.retraining.material import Material, join_material, of_faults
 from themis.retraining.recipe import RESUMABLE_OPTIONS, Recipe, RetrainingPlan, task_defaults
 from themis.retraining.result import Retrained, RetrainingOutcome, markdown, verdict
@@ -35,10 +35,7 @@ from themis.target.target import Target
 from themis.text import counted
 from themis.version import __version__
 
-RESULT_FILE, TABLE_FILE = "retrain.json", "table.md"
 STEPS_FOLDER, WEIGHTS_FILE = "steps", "weights.safetensors"
-EXAMINATION = "examination", "examined"
-"""A step of this kind, and how its end is reported."""
 
 
 def retrain(
@@ -87,9 +84,9 @@ def retrain(
         retraining = Retraining(source, cases, plan, recipe, folder, listener or Listener(), loss)
         retraining.check()
         environment = describe_environment(source.target.device)
-        defaults = task_defaults(shown(source.oracle, source.parts.search))
+        defaults = task_defaults(picture_kind(source.oracle, source.parts.search))
         folder.begin(ExperimentPlan(_record(retraining), RESUMABLE_OPTIONS, defaults), environment)
-        result = _run(retraining, environment)
+        result = _retrain(retraining, environment)
         _write(folder, result, command)
     return result
 
@@ -135,7 +132,7 @@ def _about(runs: list[dict[str, Any]]) -> dict[str, Any]:
     return {**first, "further": further} if further else first
 
 
-def _run(retraining: Retraining, environment: dict[str, Any]) -> Retrained:
+def _retrain(retraining: Retraining, environment: dict[str, Any]) -> Retrained:
     """Examine the original model, train copies of it, and examine each of them."""
     source, recipe = retraining.source, retraining.recipe
     before = retraining.examine_original()
@@ -186,8 +183,8 @@ def _write(folder: ExperimentFolder, result: Retrained, command: str | None) -> 
     weights = result.model.weights
     assert weights is not None  # there is a folder
     folder.write_bytes(WEIGHTS_FILE, weights.read_bytes())
-    folder.write(RESULT_FILE, {"command": command, **result.summary()})
-    folder.write_bytes(TABLE_FILE, f"{markdown(result)}\n".encode())
+    folder.write("retrain.json", {"command": command, **result.summary()})
+    folder.write_bytes("table.md", f"{markdown(result)}\n".encode())
 
 
 class RetrainingStep(NamedTuple):
@@ -197,8 +194,8 @@ class RetrainingStep(NamedTuple):
     """What it is about."""
     file: str
     """Where the result is stored."""
-    run: Callable[[str], Any]
-    """Returns the result, given the file: what is stored there, or else it is made and stored."""
+    run: Callable[[], Any]
+    """Returns the result: what is stored, or else it is made and stored."""
     group: str = ""
 
 
@@ -237,13 +234,13 @@ class Retraining:
         choose_parameters(self.source.target.module, self.recipe.layers)
         self.source.ledger.refuse(self.source.parts.judge, "judge")
 
-    def _run(self, kind: str, done: str, steps: Sequence[RetrainingStep]) -> list[Any]:
+    def _run_steps(self, kind: str, done: str, steps: Sequence[RetrainingStep]) -> list[Any]:
         """The results of steps of a kind, which are reported unless they were finished before."""
         finished = {step.file for step in steps if self._is_stored(step.file)}
         self.listener.on_cells(len(finished), len(steps), kind)
         results = []
         for step in steps:
-            results.append(step.run(step.file))
+            results.append(step.run())
             if step.file not in finished:
                 finished.add(step.file)
                 end = CellEnd(step, results[-1], f"{step.title}: {done}", None, len(finished), len(steps))
@@ -260,22 +257,22 @@ class Retraining:
         """Examine a model on the judge seeds under the perturbation with a name."""
         settings = self.source.settings
         exam = Exam(self.plan.draws, self.passes, settings.random_seed, settings.min_ssim, settings.min_vif)
+        file = f"{file}-{list(self.cases).index(name)}.safetensors"
 
-        def run(file: str) -> Reading:
+        def run() -> Reading:
             reading = read_reading(self.folder, file)
             if reading is None:
                 reading = examine(target, self.source.parts.judge, self.cases[name], exam, ledger=ledger, before=before)
                 write_reading(self.folder, file, reading)
             return reading
 
-        return RetrainingStep(f"{title} on {name}", f"{file}-{list(self.cases).index(name)}.safetensors", run)
+        return RetrainingStep(f"{title} on {name}", file, run)
 
     def examine_original(self) -> dict[str, Reading]:
         """Examine the original model, by the name of the perturbation."""
-        title, file = "the original model", f"{STEPS_FOLDER}/before"
         model = self.source.target, self.source.ledger
-        steps = [self._examination(title, file, name, *model) for name in self.cases]
-        return dict(zip(self.cases, self._run(*EXAMINATION, steps), strict=True))
+        steps = [self._examination("the original model", f"{STEPS_FOLDER}/before", name, *model) for name in self.cases]
+        return dict(zip(self.cases, self._run_steps("examination", "examined", steps), strict=True))
 
     def examine_trained(self, models: Sequence[TrainedModel], before: dict[str, Reading]) -> dict[str, list[Reading]]:
         """Examine models as the original one was, by the name of the perturbation."""
@@ -286,17 +283,17 @@ class Retraining:
             for k, model in enumerate(models)
             for name in self.cases
         ]
-        readings, n = self._run(*EXAMINATION, steps), len(self.cases)
+        readings, n = self._run_steps("examination", "examined", steps), len(self.cases)
         return {name: readings[k::n] for k, name in enumerate(self.cases)}
 
     def train(self, material: Material) -> list[TrainedModel]:
         """Train copies of the model, and move them to one point of their mean frontier, which all of them decide."""
         recipe = self.recipe
+        files = [f"{_folder(k)}/{WEIGHTS_FILE}" for k in range(self.plan.random_seeds)]
         steps = [
-            RetrainingStep(_title(k), f"{_folder(k)}/{WEIGHTS_FILE}", partial(self._train, k, material))
-            for k in range(self.plan.random_seeds)
+            RetrainingStep(_title(k), file, partial(self._train, k, material, file)) for k, file in enumerate(files)
         ]
-        models = self._run("training", "trained", steps)
+        models = self._run_steps("training", "trained", steps)
         share = recipe.share
         if share is None:
             frontier = join_frontiers([model.frontier for model in models])
@@ -313,12 +310,13 @@ class Retraining:
         folder = None if weights is None else weights.parent
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
+        is_finished = self._is_stored(file)
 
         def on_epoch(epoch: Epoch) -> None:
-            self.listener.on_progress(f"{_title(k)}, {describe_epoch(epoch, recipe.epochs)}")
+            if not is_finished:
+                self.listener.on_progress(f"{_title(k)}, {describe_epoch(epoch, recipe.epochs)}")
 
-        tell = None if self._is_stored(file) else on_epoch
-        model = tune(source.target, material, source.perturbations, recipe, folder=folder, on_epoch=tell)
+        model = tune(source.target, material, source.perturbations, recipe, folder=folder, on_epoch=on_epoch)
         ledger = source.ledger.merge(model.ledger)
         remember(model.target.module, ledger)
         model = replace(model, ledger=ledger, weights=weights)

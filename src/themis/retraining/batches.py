@@ -21,7 +21,7 @@ from themis.measure.clean import place
 from themis.measure.tests import Floats, Ints
 from themis.oracle import Motion, Oracle
 from themis.perturb import Context, Perturbation, perturb
-from themis.retraining.grading import CHUNK, grade, ideal, losses, shown
+from themis.retraining.grading import CHUNK, grade, ideal, losses, picture_kind
 from themis.retraining.material import Material
 from themis.retraining.recipe import Recipe
 from themis.target.target import Target
@@ -90,13 +90,11 @@ def hold_out(material: Material, recipe: Recipe) -> BatchSplit:
         raise DataError(
             f"some seeds must be held out to choose the best epoch, but there are only {len(seen)}: give more seeds"
         )
+    held_groups, n_pool_groups = None, int((~in_pool).sum())
+    if material.groups is not None:
+        held_groups, n_pool_groups = np.concatenate([pool[in_pool], clean[in_clean]]), len(np.unique(pool[~in_pool]))
     masks = (~in_pool[material.seed.numpy()], ~in_pool, ~in_clean, in_pool, in_clean)
-    has_groups = material.groups is not None
-    split = BatchSplit(
-        np.concatenate([pool[in_pool], clean[in_clean]]) if has_groups else None,
-        len(np.unique(pool[~in_pool]) if has_groups else pool[~in_pool]),
-        *(torch.from_numpy(np.flatnonzero(mask)) for mask in masks),
-    )
+    split = BatchSplit(held_groups, n_pool_groups, *(torch.from_numpy(np.flatnonzero(mask)) for mask in masks))
     if recipe.mix > 0 and recipe.fresh < 1 and not len(split.disturbed):
         raise DataError(
             "retraining needs disturbed inputs to learn from, but there are none: run a campaign that finds faults"
@@ -121,7 +119,7 @@ def walk(n: int, start: int, count: int, random_seed: int, purpose: int) -> Ints
 def uniform_shares(
     perturbation: Perturbation, seed_id: Ints, counter: Ints, random_seed: int, purpose: int
 ) -> tuple[Floats, Ints]:
-    """Uniform places in the box of theta, 0..1, and noise seeds, as functions of seed and counter."""
+    """Uniform places in the box of theta, 0..1, and noise seeds; both depend on seed and counter only."""
     shares = [rng.uniform(random_seed, purpose, k, seed_id, counter) for k in range(len(perturbation.theta))]
     return np.stack(shares, -1).astype(np.float32), rng.mix(random_seed, purpose, -1, seed_id, counter)
 
@@ -150,7 +148,8 @@ class Disturber:
                 gathered = torch.cat([inputs[rows] for inputs, rows in given])
                 given = [(gathered, torch.arange(len(gathered)))]
         self.parts = [(place(inputs, device), rows.to(device)) for inputs, rows in given]
-        self.labels = torch.cat([_labels(seeds)[rows] for seeds, rows in used]).to(device)
+        labels = [seeds.labels[rows] for seeds, rows in used if seeds.labels is not None]  # material always has labels
+        self.labels = torch.cat(labels).to(device)
         self.seed_id = torch.cat([seeds.seed_id[rows] for seeds, rows in used])
         self.any = used[0][0]
         self.others = None if self.any.others is None else _join_others([seeds[rows] for seeds, rows in used], device)
@@ -192,11 +191,6 @@ class Disturber:
             return disturbed, oracle.move_labels(labels, context.motion) if context.motion else labels
 
 
-def _labels(seeds: Seeds) -> Tensor:
-    assert seeds.labels is not None  # material always has labels
-    return seeds.labels
-
-
 def _join_others(parts: Sequence[Seeds], device: torch.device) -> OtherInputs:
     """The other inputs of seeds in several parts, which have the same ones."""
     others = [part.others for part in parts if part.others is not None]
@@ -218,9 +212,9 @@ class TrainingBatch(NamedTuple):
     answers: Tensor
     """The old model's answers to the inputs before they were disturbed; none if they do not count."""
     share: Tensor
-    """The share of the loss of each input, `[inputs]`, that compares with these instead of with labels."""
+    """How much of the loss of each input compares with these answers, and not with labels, `[inputs]`."""
     factor: Tensor
-    """How much more these count than labels."""
+    """What that part of the loss is multiplied by."""
 
     def part(self, part: slice) -> TrainingBatch:
         """Some of the inputs."""
@@ -230,9 +224,9 @@ class TrainingBatch(NamedTuple):
 class Batches:
     """The batches of every epoch; all inputs are on the target's device if they fit.
 
-    If inputs are pictures of one class or number each, the old model's answer to the clean picture counts, as far as it
-    is correct, and pictures are blended with others: the old model has learnt those of its training by heart, and its
-    answers to blended ones say more. For other tasks, labels alone turned out to be as good.
+    If inputs are pictures of one class or number each, the old model's answers to the clean pictures are learnt from
+    too, as far as they are correct. For this, pictures are blended with others: the old model may know its training
+    pictures by heart, and its answers to blends say more. For other tasks, labels alone turned out to be as good.
     """
 
     def __init__(
@@ -259,8 +253,8 @@ class Batches:
         self.stored_labels = material.disturbed_labels.to(self.device)
         self.stored_seed = len(split.clean) + np.searchsorted(split.pool.numpy(), material.seed.numpy())
         self.steering = Steering(perturbations, self.seeds.labels.cpu(), recipe.steer)
-        self.shown = shown(oracle, material.pool)
-        self.has_answers = recipe.distill > 0 and self.shown != ""
+        self.kind = picture_kind(oracle, material.pool)
+        self.has_answers = recipe.distill > 0 and self.kind != ""
         self.blend = recipe.blend if self.has_answers else 0.0
         n_disturbed = self.n_stored + self.n_fresh
         self.n = recipe.batches or max(
@@ -280,7 +274,7 @@ class Batches:
         of a group count as one: a few scenes, however long, do not stand for all others.
         """
         n_clean, n_pool = len(self.split.clean), len(self.split.pool)
-        if n_clean and n_pool and len(errors) == 2 and self.shown != "class":
+        if n_clean and n_pool and len(errors) == 2 and self.kind != "class":
             share = self.steering.steer * self.split.n_pool_groups / n_pool
             self.steering.favour(np.repeat(list(reversed(errors)), [n_clean, n_pool]), share)
 
@@ -301,14 +295,14 @@ class Batches:
         """Batches that are made at once, by kind, and how many inputs of a kind are in each of them."""
         n, block = len(clean), []
         if self.n_clean:
-            counter = np.arange(n * self.n_clean) + first * self.n_clean
-            block.append((self.n_clean, self._clean(clean.reshape(-1), counter)))
+            rows = self._on(clean.reshape(-1))
+            inputs = self._blended(rows, np.arange(n * self.n_clean) + first * self.n_clean, FOR_CLEAN)
+            made = self._weighted(inputs, self.seeds.labels[rows], inputs, rows, is_clean=True)
+            block.append((self.n_clean, made))
         if self.n_stored:
-            rows = self.split.disturbed[torch.from_numpy(stored.reshape(-1))]
-            at, seeds = rows.to(self.device), torch.from_numpy(self.stored_seed[rows.numpy()])
-            block.append(
-                (self.n_stored, self._weighted(self.stored[at], self.stored_labels[at], None, self._on(seeds)))
-            )
+            at = self.split.disturbed[torch.from_numpy(stored.reshape(-1))]
+            rows, at = self._on(self.stored_seed[at.numpy()]), self._on(at)
+            block.append((self.n_stored, self._weighted(self.stored[at], self.stored_labels[at], None, rows)))
         if self.n_fresh:
             block.append((self.n_fresh, self._fresh(np.arange(n * self.n_fresh) + first * self.n_fresh)))
         return block
@@ -317,11 +311,6 @@ class Batches:
         """Learn from the answers to a batch, in which fresh inputs come last, what breaks the model as it is now."""
         if self.n_fresh and self.steering.steer:
             self.steering.observe(1 - grade(self.oracle, outputs[-self.n_fresh :], labels[-self.n_fresh :]))
-
-    def _clean(self, row: Ints, counter: Ints) -> TrainingBatch:
-        rows = self._on(row)
-        inputs = self._blended(rows, counter, FOR_CLEAN)
-        return self._weighted(inputs, self.seeds.labels[rows], inputs, rows, is_clean=True)
 
     def _fresh(self, counter: Ints) -> TrainingBatch:
         """Disturbed inputs: for each counter, a seed, a perturbation and theta are drawn."""
@@ -441,7 +430,7 @@ class Steering:
         return warped, bins
 
     def expect(self, row: Ints, case: Ints, bins: Ints) -> None:
-        """Announce the next fresh inputs, in the order in which they are observed."""
+        """Note which fresh inputs come next, in the order in which their errors will be observed."""
         self._observed.append(((row, case, bins), []))
 
     def observe(self, errors: Tensor) -> None:
@@ -449,33 +438,25 @@ class Steering:
         self._observed[-1][1].append(errors.detach())
 
     def fold(self, n_left: int = 0) -> None:
-        """Fold what was observed into the errors, but for the last `n_left` times that fresh inputs were made."""
+        """Count the errors that were observed, except those on the last `n_left` blocks of fresh inputs."""
         while len(self._observed) > n_left:
-            self._fold(*self._observed.pop(0))
-
-    def _fold(self, expected: tuple[Ints, Ints, Ints], observed: list[Tensor]) -> None:
-        if not observed:
-            return
-        errors = torch.cat(observed).double().cpu().numpy()
-        row, case, bins = (values[: len(errors)] for values in expected)
-        dimension = np.arange(self.n_dimensions)
-        places = {
-            "case": (case,),
-            "theta": (case[:, None], dimension[None], bins),
-            "label": (self.label[row],),
-        }
-        for name, at in places.items():
-            value = errors[:, None] if name == "theta" else errors
-            self.wrong[name] *= KEPT_WEIGHT
-            self.total[name] *= KEPT_WEIGHT
-            np.add.at(self.wrong[name], at, value)
-            np.add.at(self.total[name], at, 1.0)
+            expected, observed = self._observed.pop(0)
+            if not observed:
+                continue
+            errors = torch.cat(observed).double().cpu().numpy()
+            row, case, bins = (values[: len(errors)] for values in expected)
+            by_theta = case[:, None], np.arange(self.n_dimensions), bins
+            for name, at in {"case": (case,), "theta": by_theta, "label": (self.label[row],)}.items():
+                self.wrong[name] *= KEPT_WEIGHT
+                self.total[name] *= KEPT_WEIGHT
+                np.add.at(self.wrong[name], at, errors[:, None] if name == "theta" else errors)
+                np.add.at(self.total[name], at, 1.0)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """The errors, from which a training resumes."""
         self.fold()
-        groups = {"wrong": self.wrong, "total": self.total}
-        return {key: {name: torch.from_numpy(a.copy()) for name, a in group.items()} for key, group in groups.items()}
+        groups = (("wrong", self.wrong), ("total", self.total))
+        return {key: {name: torch.from_numpy(counts.copy()) for name, counts in group.items()} for key, group in groups}
 
     def restore(self, state: dict[str, dict[str, Tensor]]) -> None:
         """Continue with stored errors."""

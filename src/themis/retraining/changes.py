@@ -13,21 +13,6 @@ from themis.judge.estimate import Estimate
 from themis.retraining.examine import Column, Reading
 from themis.text import percent
 
-MIN_RELATIVE_SPREAD = 1e-9
-"""The spread, relative to the mean, below which values count as equal."""
-NORMAL_QUANTILE = 1.96
-"""The quantile of the normal distribution for 95%."""
-MENDED_SHARE, AS_MANY_SHARE = 0.5, 0.9
-"""Faults have moved if at least these shares of the old ones are mended, and of their number found again."""
-MIN_OLD_FAULTS = 10
-"""With fewer old faults than this, nothing is said about where they went."""
-
-
-MEANS = ("clean", "disturbed", "clean_error", "disturbed_error", "held")
-"""Columns of a `Reading` whose means are compared."""
-SUMS = {"distinct_faults": "distinct", "failing_seeds": "failing"}
-"""What is a sum of a column."""
-
 
 @dataclass(frozen=True)
 class Shift:
@@ -81,9 +66,9 @@ def changes(before: Reading, after: Sequence[Reading]) -> Changes:
         columns = [getattr(reading, column) for reading in (before, *after)]
         return None if any(each is None for each in columns) else paired(columns[0], np.stack(columns[1:]), scale)
 
-    n_seeds = len(before.seed_id)
-    shifts: dict[str, Any] = {name: shift(name) for name in MEANS}
-    shifts |= {name: shift(column, n_seeds) for name, column in SUMS.items()}
+    n_seeds, means = len(before.seed_id), ("clean", "disturbed", "clean_error", "disturbed_error", "held")
+    shifts: dict[str, Any] = {name: shift(name) for name in means}
+    shifts |= {"distinct_faults": shift("distinct", n_seeds), "failing_seeds": shift("failing", n_seeds)}
     mended = [float(reading.mended.mean()) for reading in after if reading.mended is not None and len(reading.mended)]
     share = (float(np.mean(mended)), min(mended), max(mended)) if mended else None
     n_old = 0 if after[0].mended is None else len(after[0].mended)
@@ -135,7 +120,7 @@ def relative_errors(pairs: Sequence[tuple[Column, Column]]) -> Column:
 
 def normal_interval(values: Column) -> Estimate | None:
     """The mean of independent values, one per seed, and 1.96 standard errors to either side; None if all agree."""
-    return _interval(values, NORMAL_QUANTILE)
+    return _interval(values, 1.96)
 
 
 def t_interval(values: Column) -> Estimate | None:
@@ -150,7 +135,7 @@ def _interval(values: Column, quantile: float) -> Estimate | None:
     if len(values) < 2:
         return None
     spread, mean = float(values.std(ddof=1)), float(values.mean())
-    if spread <= MIN_RELATIVE_SPREAD * (1 + abs(mean)):
+    if spread <= 1e-9 * (1 + abs(mean)):  # but for rounding, all agree
         return None
     reach = quantile * spread / math.sqrt(len(values))
     return Estimate(mean, mean - reach, mean + reach)
@@ -170,11 +155,11 @@ def combine(over_seeds: Estimate | None, over_runs: Estimate | None) -> Estimate
 
 def describe_faults(mended: tuple[float, float, float] | None, n_old: int, distinct: Shift | None) -> str:
     """Where the faults went, as a sentence: old ones answered correctly now, and those of a new campaign."""
-    if mended is None or distinct is None or n_old < MIN_OLD_FAULTS:
+    if mended is None or distinct is None or n_old < 10:  # fewer would say little
         return ""
     text = (
         f"{percent(mended[0])} of {n_old:,} old faults are now answered correctly, and a new campaign finds "
         f"{distinct.after:,.0f} distinct faults after {distinct.before:,.0f} before"
     )
-    have_moved = mended[0] >= MENDED_SHARE and distinct.after >= AS_MANY_SHARE * distinct.before
+    have_moved = mended[0] >= 0.5 and distinct.after >= 0.9 * distinct.before  # most are mended, yet as many are left
     return f"{text}: the faults have moved elsewhere." if have_moved else f"{text}."

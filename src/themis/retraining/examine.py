@@ -58,7 +58,7 @@ class Reading:
     mended: Column | None = field(repr=False)
     """The grade of each old fault's input now, `[faults]`; None for the first model."""
     old_inputs: Tensor | None = field(default=None, repr=False)
-    """This model's own faults, one per distinct fault: their inputs `[faults, ...]`, to be tested on the next model."""
+    """The inputs of this model's own distinct faults, `[faults, ...]`, which are run again on the next model."""
     old_labels: Tensor | None = field(default=None, repr=False)  # moved with the pictures
     old_row: Tensor | None = field(default=None, repr=False)  # of the seed of each; None in earlier versions
 
@@ -128,7 +128,7 @@ def examine(
         if before is not None and before.old_inputs is not None and before.old_labels is not None:
             mended = _grade_old(bench, before.old_inputs, before.old_labels, before.old_row)
     passes, distinct = None, None
-    old: tuple[Tensor, ...] = ()
+    old: dict[str, Any] = {}
     if exam.passes:
         result = run(
             target,
@@ -152,20 +152,11 @@ def examine(
             np.add.at(distinct, rows_of(pairs[:, 0], judge), 1.0)
         with target.opened():
             old = _old_faults(bench, judge, result)
-    return Reading(
-        perturbation.name,
-        exam.random_seed,
-        exam.draws,
-        judge.seed_id.numpy(),
-        _column(clean),
-        _column(disturbed),
-        _column(clean_error),
-        _column(disturbed_error),
-        passes,
-        distinct,
-        _column(mended),
-        *old,
-    )
+    graded = {"clean": clean, "disturbed": disturbed, "mended": mended}
+    graded |= {"clean_error": clean_error, "disturbed_error": disturbed_error}
+    measured = old | {name: None if each is None else each.double().cpu().numpy() for name, each in graded.items()}
+    measured |= {"seed_id": judge.seed_id.numpy(), "distinct": distinct}
+    return Reading(perturbation.name, exam.random_seed, exam.draws, passes=passes, **measured)
 
 
 def exam_tests(perturbation: Perturbation, judge: Seeds, draws: int, random_seed: int) -> Tests:
@@ -214,8 +205,8 @@ def _grade_old(bench: Calculator, inputs: Tensor, labels: Tensor, rows: Tensor |
     return torch.cat(grades)
 
 
-def _old_faults(bench: Calculator, judge: Seeds, result: Run) -> tuple[Tensor, ...]:
-    """Of the campaign's distinct faults whose answers are wrong by the label: inputs, labels and rows of the seeds."""
+def _old_faults(bench: Calculator, judge: Seeds, result: Run) -> dict[str, Any]:
+    """The columns of a reading about the campaign's distinct faults whose answers are wrong by the label."""
     faults = result.faults.distinct()[:MAX_OLD_FAULTS]
     rows = rows_of(np.array([fault.seed_id for fault in faults], dtype=np.int64), judge)
     theta = np.array([list(fault.theta.values()) for fault in faults], dtype=np.float32)
@@ -227,16 +218,10 @@ def _old_faults(bench: Calculator, judge: Seeds, result: Run) -> tuple[Tensor, .
         is_wrong = grade(bench.clean.oracle, outputs, labels) < 1
         for column, values in zip(columns, (disturbed, labels, row), strict=True):
             column.append(values[is_wrong].cpu())
-    return tuple(map(torch.cat, columns))
-
-
-def _column(values: Tensor | None) -> Any:
-    return None if values is None else values.double().cpu().numpy()
+    return dict(zip(("old_inputs", "old_labels", "old_row"), map(torch.cat, columns), strict=True))
 
 
 VALUES_KEY = "reading"
-OLD = "old"
-"""The names of the columns of old faults begin with it."""
 
 
 def write_reading(folder: ExperimentFolder, name: str, reading: Reading) -> None:
@@ -255,9 +240,8 @@ def read_reading(folder: ExperimentFolder, name: str) -> Reading | None:
     if path is None or not path.is_file():
         return None
     content = read_tensor_file(path)
-    arrays = {key.replace("old.", "old_"): array for key, array in deserialize(content, path).items()}
-    columns: dict[str, Any] = {key: array.numpy() for key, array in arrays.items() if not key.startswith(OLD)}
-    old: dict[str, Any] = {key: array for key, array in arrays.items() if key.startswith(OLD)}
+    arrays: dict[str, Any] = {key.replace("old.", "old_"): array for key, array in deserialize(content, path).items()}
+    columns = {key: arrays.pop(key).numpy() for key in list(arrays) if not key.startswith("old_")}
     try:
         values = check_form(parse_json(read_header(content).get(VALUES_KEY, ""), has_nan=True), record({}))
         if len({column.shape for key, column in columns.items() if key != "mended"}) != 1:
@@ -265,7 +249,7 @@ def read_reading(folder: ExperimentFolder, name: str) -> Reading | None:
         for kept in (values, columns):
             kept.pop("strength", None)  # which earlier versions measured
         values.pop("old.row", None)  # None in earlier versions
-        return Reading(**values, **columns, **old)
+        return Reading(**values, **columns, **arrays)
     except (TypeError, ValueError) as error:
         raise StoreError(
             f"{path} must hold a reading, but it is damaged ({first_line(error)}): remove it to repeat the examination"

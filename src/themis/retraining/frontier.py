@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import hypot
 from statistics import NormalDist, fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from themis.target.target import Target
 
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Shares of the way from the old weights to the trained ones that are measured; between them, scores hardly bend."""
-ROUNDING_ERROR = 1e-9
 MAX_TESTS, MAX_TESTS_PER_SEED = 2_000, 20
 """Uniform tests of the held-out seeds after each epoch, in all and per seed and perturbation, at most."""
 N_ATTACKS = 256
@@ -66,9 +65,9 @@ def mean_fall(before: Tensor, after: Tensor, groups: Ints | None) -> tuple[float
 def believable_fall(expected: tuple[float, float], counted: tuple[float, float], n: int) -> tuple[float, float]:
     """The expected fall of the clean score, kept within two standard errors of the counted one, and its error.
 
-    Both are means over `n` seeds with their standard errors. A model that is certain and wrong now and then looks much
-    less certain once it is calibrated: its expected score can be far from its score, which the count then shows. One
-    more answer that changes is allowed for, since none may have changed by chance.
+    Both are means over `n` seeds with their standard errors. If a model is certain but sometimes wrong, calibration
+    makes it look far less certain, and its expected score can be far from its score. No answer may have changed by
+    chance, so the counted fall always has room for one.
     """
     reach = 2 * hypot(counted[1], 1 / n)
     return min(max(expected[0], counted[0] - reach), counted[0] + reach), expected[1]
@@ -85,16 +84,10 @@ def point_at(points: Sequence[FrontierPoint], share: float) -> FrontierPoint:
     def between(start: float, end: float) -> float:
         return start + part * (end - start)
 
-    return FrontierPoint(
-        share,
-        between(low.clean, high.clean),
-        between(low.disturbed, high.disturbed),
-        {name: between(low.by_perturbation[name], score) for name, score in high.by_perturbation.items()},
-        between(low.loss, high.loss),
-        between(low.lost, high.lost),
-        between(low.lost_error, high.lost_error),
-        high.n_seeds,
-    )
+    names = ("clean", "disturbed", "loss", "lost", "lost_error")
+    measured: dict[str, Any] = {name: between(getattr(low, name), getattr(high, name)) for name in names}
+    scores = {name: between(low.by_perturbation[name], score) for name, score in high.by_perturbation.items()}
+    return replace(high, share=share, by_perturbation=scores, **measured)
 
 
 def choose_share(points: Sequence[FrontierPoint], tolerance: float, confidence: float = 0.5) -> float:
@@ -103,7 +96,7 @@ def choose_share(points: Sequence[FrontierPoint], tolerance: float, confidence: 
     confidence: how likely that must be; 0.5 is the best estimate. The original model is always within the tolerance.
     """
     errors = NormalDist().inv_cdf(confidence)
-    most = tolerance + ROUNDING_ERROR
+    most = tolerance + 1e-9  # rounding must not exclude a fall of exactly the tolerance
     shares = sorted({*(percent / 100 for percent in range(101)), *(point.share for point in points)})
     candidates = [point_at(points, share) for share in shares]
     within = [point for point in candidates if not point.share or point.lost + errors * point.lost_error <= most]
@@ -114,20 +107,14 @@ def join_frontiers(frontiers: Sequence[Sequence[FrontierPoint]]) -> tuple[Fronti
     """The mean frontier of trainings; each seed that they held out counts alike for the expected fall."""
     joined = []
     for points in zip(*frontiers, strict=True):
-        counts = [point.n_seeds for point in points]
-        weights = [count / sum(counts) for count in counts]
-        joined.append(
-            FrontierPoint(
-                points[0].share,
-                fmean(point.clean for point in points),
-                fmean(point.disturbed for point in points),
-                {name: fmean(point.by_perturbation[name] for point in points) for name in points[0].by_perturbation},
-                fmean(point.loss for point in points),
-                fmean((point.lost for point in points), weights),
-                hypot(*(weight * point.lost_error for weight, point in zip(weights, points, strict=True))),
-                sum(counts),
-            )
-        )
+        n_seeds = sum(point.n_seeds for point in points)
+        weights = [point.n_seeds / n_seeds for point in points]
+        columns = zip(*((point.clean, point.disturbed, point.loss) for point in points), strict=True)
+        clean, disturbed, loss = map(fmean, columns)
+        scores = {name: fmean(point.by_perturbation[name] for point in points) for name in points[0].by_perturbation}
+        lost = fmean((point.lost for point in points), weights)
+        error = hypot(*(weight * point.lost_error for weight, point in zip(weights, points, strict=True)))
+        joined.append(FrontierPoint(points[0].share, clean, disturbed, scores, loss, lost, error, n_seeds))
     return tuple(joined)
 
 
@@ -164,20 +151,20 @@ class HeldOut:
         loss: Loss | None,
         recipe: Recipe,
     ) -> None:
-        """loss: None for 1 minus the grade, if the model's own loss needs it to be in training mode."""
+        """loss: None if only the model itself returns it, in training mode; 1 minus the grade then stands for it."""
         self.target, self.oracle, self.loss, self.perturbations = target, oracle, loss, perturbations
         held = [material.pool[split.held_pool], material.clean[split.held_clean]]
         self.seeds = Disturber(target, [(seeds, torch.arange(len(seeds))) for seeds in held], oracle)
-        n, n_pool = len(self.seeds), len(held[0])
+        n, n_pool, random_seed = len(self.seeds), len(held[0]), recipe.random_seed
         self.tests: dict[str, tuple[Tensor, ...]] = {}
         for name, perturbation in perturbations.items():
             n_tests = N_ATTACKS if perturbation.passes else min(MAX_TESTS // len(perturbations), MAX_TESTS_PER_SEED * n)
-            rows = walk(n, 0, max(n, n_tests), recipe.random_seed, FOR_TEST)
-            clean_rows = torch.from_numpy(rows[: min(n, MAX_CLEAN)])
-            rows, seed_id = rows[:n_tests], self.seeds.seed_id.numpy()[rows[:n_tests]]
-            shares, noise_seed = uniform_shares(perturbation, seed_id, np.arange(n_tests), recipe.random_seed, FOR_TEST)
+            rows = walk(n, 0, n_tests, random_seed, FOR_TEST)
+            seed_id = self.seeds.seed_id.numpy()[rows]
+            shares, noise_seed = uniform_shares(perturbation, seed_id, np.arange(n_tests), random_seed, FOR_TEST)
             tests = (rows, theta_at(perturbation, shares), noise_seed)
             self.tests[name] = tuple(torch.from_numpy(column).to(target.device) for column in tests)
+        clean_rows = torch.from_numpy(walk(n, 0, min(n, MAX_CLEAN), random_seed, FOR_TEST))
         parts = [clean_rows[clean_rows < n_pool], clean_rows[clean_rows >= n_pool]]
         self.clean_parts = [rows.to(target.device) for rows in parts if len(rows)]
         """Rows of searched and of clean seeds, if there are any."""

@@ -41,8 +41,6 @@ CHUNK = 256
 """Inputs that are disturbed, or passed to the model, at a time, unless their chunk was recorded."""
 Loss = Callable[[Tensor, Tensor], Tensor]
 """A function of outputs and labels that returns a number, or one number per test."""
-FACTORS = (-5.0, 5.0)
-"""Logarithms of the least and the greatest factor that calibrates class scores."""
 TEMPERATURE = 3.0
 """Class scores are divided by this before they are compared, so that unlikely classes count."""
 
@@ -87,7 +85,6 @@ def expected_grades(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
 
     are_known = are_finite(outputs)
     scores = _scores(oracle, outputs)[are_known].double()
-
     doubt = 1 / (len(scores) + 2)  # Platt's: a few correct answers in a row do not make a model certain
 
     def loss(logarithm: float) -> float:
@@ -95,7 +92,7 @@ def expected_grades(oracle: Oracle, outputs: Tensor, labels: Tensor) -> Tensor:
 
     expected = are_known.double()  # an output that is not finite is wrong
     if len(scores):
-        factor = math.exp(minimize_scalar(loss, bounds=FACTORS, method="bounded").x)
+        factor = math.exp(minimize_scalar(loss, bounds=(-5.0, 5.0), method="bounded").x)
         expected[are_known] = (scores * factor).softmax(1).amax(1)
     return expected.cpu()
 
@@ -229,8 +226,8 @@ def own_loss(target: Target, inputs: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([loss.float().sum() for loss in result.values()]).sum()
 
 
-def shown(oracle: Oracle, seeds: Seeds) -> str:
-    """What each input is a picture of: one "class", or one "number", such as the angle to steer at; else empty."""
+def picture_kind(oracle: Oracle, seeds: Seeds) -> str:
+    """What each picture shows: one "class", or one "number", such as the angle to steer at; empty for other tasks."""
     if len(seeds.shape) != 4:
         return ""
     return "class" if isinstance(oracle, Changed | Wrong) else "number" if isinstance(oracle, Regression) else ""

@@ -197,5 +197,4 @@ def _labelled(pool: Seeds, clean: Seeds | None, target: AnyTarget) -> tuple[Seed
     with target.opened(), torch.no_grad():
         outputs = [clean_outputs(target, seeds, CHUNK) for seeds in (pool, clean) if len(seeds)]
     answers = [oracle.reference(each, None).cpu() for each in outputs]
-    pool = pool.with_labels(answers[0])
-    return pool, clean.with_labels(answers[1] if len(clean) else answers[0][:0])
+    return pool.with_labels(answers[0]), clean.with_labels(answers[1] if len(clean) else answers[0][:0])

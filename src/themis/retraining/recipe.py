@@ -16,20 +16,13 @@ if TYPE_CHECKING:
 
 OPTIMISERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "cosine")
-LEARNING_RATE, PICTURE_LEARNING_RATE = 1e-3, 3e-4
-"""The learning rate if labels alone are learnt from, and of pictures of one class each."""
-STEER_SHARE = 0.5
-"""The share of the draws that follows the errors, except for pictures of one number each."""
 FRONTIER_OPTIONS = ("tolerance", "confidence", "share")
 """Options that choose a point of the frontier after a training."""
 
 
-def task_defaults(shown: str) -> dict[str, Any]:
-    """The values of options that depend on the task, if they are not given; shown: see `grading.shown`."""
-    return {
-        "learning_rate": PICTURE_LEARNING_RATE if shown == "class" else LEARNING_RATE,
-        "steer": 0.0 if shown == "number" else STEER_SHARE,
-    }
+def task_defaults(kind: str) -> dict[str, Any]:
+    """The values of options that depend on the task, if they are not given; kind: that of `grading.picture_kind`."""
+    return {"learning_rate": 3e-4 if kind == "class" else 1e-3, "steer": 0.0 if kind == "number" else 0.5}
 
 
 @dataclass(frozen=True)
@@ -150,10 +143,10 @@ class Recipe:
         fresh = round(self.fresh * disturbed)
         return self.batch_size - disturbed, disturbed - fresh, fresh
 
-    def for_task(self, shown: str) -> Recipe:
+    def for_task(self, kind: str) -> Recipe:
         """With the options that depend on the task, unless they were given."""
-        defaults = task_defaults(shown)
-        return replace(self, **{name: value for name, value in defaults.items() if getattr(self, name) is None})
+        chosen = {name: value for name, value in task_defaults(kind).items() if getattr(self, name) is None}
+        return replace(self, **chosen)
 
     @property
     def peak_rate(self) -> float:

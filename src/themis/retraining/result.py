@@ -137,8 +137,6 @@ class Retrained:
 
 NO_INTERVAL = "interval unknown"
 """Stands for the interval of a difference if all judge seeds and trainings agree."""
-EQUAL_SCORES = 5e-5
-"""Scores that differ by less are equal: no digit shows it."""
 MEASUREMENTS = (
     ("clean", "clean score", 1),
     ("disturbed", "disturbed score", 1),
@@ -215,7 +213,7 @@ def _summary(outcomes: Sequence[RetrainingOutcome]) -> list[str]:
 
 def _gain(name: str, shift: Shift) -> str:
     """How a disturbed score changed."""
-    if abs(shift.difference) < EQUAL_SCORES:
+    if abs(shift.difference) < 5e-5:  # no digit would show it
         return f"{name}: the disturbed score is unchanged at {percent(shift.after)}."
     verb = "rose" if shift.difference > 0 else "fell"
     over = shift.combined

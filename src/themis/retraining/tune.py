@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -24,14 +24,7 @@ from themis.perturb.perturbation import check_fits
 from themis.retraining.batches import Batches, TrainingBatch, hold_out
 from themis.retraining.captured_step import Step, can_capture, capture
 from themis.retraining.frontier import SHARES, CleanScore, FrontierPoint, HeldOut, choose_share, point_at
-from themis.retraining.grading import (
-    Loss,
-    choose_loss,
-    distances,
-    own_loss,
-    settled_oracle,
-    shown,
-)
+from themis.retraining.grading import Loss, choose_loss, distances, own_loss, picture_kind, settled_oracle
 from themis.retraining.material import Material
 from themis.retraining.recipe import Recipe
 from themis.retraining.weights import (
@@ -52,7 +45,6 @@ from themis.target.ledger import Ledger, ledger_of, remember
 from themis.target.target import Target
 
 FOR_DROPOUT = 100
-MOMENTUM = 0.9
 MAX_FIRST_FALL = 0.1
 """If the clean score on the held-out seeds falls by more in the first epoch, the learning rate is too high."""
 LOWER_RATES = (0.1, 0.01)
@@ -139,7 +131,7 @@ def tune(
     recipe: Recipe,
     *,
     folder: Path | None = None,
-    on_epoch: Callable[[Epoch], None] | None = None,
+    on_epoch: Callable[[Epoch], None] = lambda epoch: None,
     fresh_from: Perturbation | None = None,
 ) -> TrainedModel:
     """Train a copy of the target's model, whose oracle defines the task; the original is not changed.
@@ -148,7 +140,6 @@ def tune(
     epoch, from which an interrupted training resumes to the same weights. on_epoch: called after each epoch.
     fresh_from: disturbs fresh inputs in place of the perturbation, which then disturbs held-out seeds only.
     """
-    report = on_epoch or (lambda epoch: None)
     check_trainable(target)
     cases = {perturbation.name: perturbation} if isinstance(perturbation, Perturbation) else perturbation
     shape = tuple(material.pool.shape[1:])
@@ -158,8 +149,9 @@ def tune(
     split = hold_out(material, recipe)
     ledger = Ledger(np.concatenate(material.hashes)).merge(Ledger.of(material.disturbed)).merge(ledger_of(target))
     oracle = settled_oracle(target, material.pool)
-    can_fall = recipe.learning_rate is None  # a rate that the user chose stays
-    recipe = recipe.for_task(shown(oracle, material.pool))
+    is_given = recipe.learning_rate is not None  # a rate that the user chose stays
+    recipe = recipe.for_task(picture_kind(oracle, material.pool))
+    lower_rates = [] if is_given else [recipe.peak_rate * share for share in LOWER_RATES]
     key = training_key(target, material, cases, recipe, oracle, ledger)
     loss = choose_loss(oracle, material.loss, target.module)
     with trainable_copy(target) as trained, target.opened(), ExitStack() as stack:
@@ -167,7 +159,7 @@ def tune(
         for parameter in trained.module.parameters():
             parameter.requires_grad_(any(parameter is chosen for chosen in parameters))
         held_out = HeldOut(trained, material, split, cases, oracle, loss, recipe)
-        if trained.device.type == "cuda" and shown(oracle, material.pool):
+        if trained.device.type == "cuda" and picture_kind(oracle, material.pool):
             stack.enter_context(channels_last(trained.module, held_out.answer))
         sources = [with_steps(each, recipe.attack_steps) for each in ([fresh_from] if fresh_from else cases.values())]
 
@@ -181,14 +173,16 @@ def tune(
         state = None if folder is None else load(folder, key)
         training = begin(recipe.peak_rate if state is None else state.get("learning_rate", recipe.peak_rate), state)
         for epoch in training.history:
-            report(epoch)
+            on_epoch(epoch)
         while training.has_epochs_left:
-            lower = training.next_lower([recipe.peak_rate * share for share in LOWER_RATES] if can_fall else [])
+            is_first = len(training.history) == 1
+            lower = next((rate for rate in lower_rates if is_first and rate < training.recipe.peak_rate), None)
             training.step(may_fail=lower is not None)
-            lower = lower if training.has_broken(lower) else None
+            if not (is_first and training.has_broken(lower)):
+                lower = None
             if lower is None and folder is not None:
                 save(folder, {"key": key, **training.state()})
-            report(training.history[-1])
+            on_epoch(training.history[-1])
             if lower is not None:
                 training.move(0.0)
                 training = begin(lower)
@@ -199,15 +193,9 @@ def tune(
             share = choose_share(training.frontier, recipe.tolerance, recipe.confidence)
         training.move(share)
         remember(trained.module, ledger)
+    history, frontier, ends = training.history, training.frontier, (training.original, training.best_weights)
     return TrainedModel(
-        recipe.random_seed,
-        trained,
-        ledger,
-        tuple(training.history),
-        training.best,
-        tuple(training.frontier),
-        share,
-        (training.original, training.best_weights),
+        recipe.random_seed, trained, ledger, tuple(history), training.best, tuple(frontier), share, ends
     )
 
 
@@ -288,24 +276,16 @@ class _Training:
         scores = point.clean, point.disturbed, point.loss
         self.history.append(Epoch(len(self.history), *scores, training_loss, rate, perf_counter() - start))
 
-    def next_lower(self, rates: Sequence[float]) -> float | None:
-        """The rate among `rates` to begin again with if the next epoch breaks the model; None after the first one."""
-        lower = (rate for rate in rates if rate < self.recipe.peak_rate)
-        return max(lower, default=None) if len(self.history) == 1 else None
-
     def has_broken(self, lower: float | None) -> bool:
-        """Whether the first epoch has broken the model, of which this warns, with the lower rate if there is one."""
-        before, *epochs = self.history
-        if len(epochs) != 1:
-            return False
-        loss = epochs[0].training_loss
-        assert loss is not None  # it is that of a training
-        if math.isfinite(loss) and before.clean - epochs[0].clean <= MAX_FIRST_FALL:
+        """Whether the only epoch so far has broken the model; if so, warn, and name the lower rate that comes next."""
+        before, first = self.history
+        assert first.training_loss is not None  # only that of the original model is None
+        if math.isfinite(first.training_loss) and before.clean - first.clean <= MAX_FIRST_FALL:
             return False
         remedy = "lower it" if lower is None else f"training begins again with {lower:g}"
         warn(
             f"with learning_rate {self.recipe.peak_rate:g}, the first epoch took the clean score on the held-out seeds "
-            f"from {before.clean:.1%} to {epochs[0].clean:.1%}: {remedy}"
+            f"from {before.clean:.1%} to {first.clean:.1%}: {remedy}"
         )
         return True
 
@@ -432,6 +412,6 @@ def _optimiser(recipe: Recipe, parameters: list[nn.Parameter], captures: bool) -
         rate = torch.tensor(rate, dtype=torch.float32, device=parameters[0].device)
         options["fused"] = True
     if recipe.optimiser == "sgd":
-        return torch.optim.SGD(parameters, rate, momentum=MOMENTUM, nesterov=True, **options)
+        return torch.optim.SGD(parameters, rate, momentum=0.9, nesterov=True, **options)
     kind = torch.optim.Adam if recipe.optimiser == "adam" else torch.optim.AdamW
     return kind(parameters, rate, capturable=captures, **options)

@@ -31,7 +31,6 @@ from themis.target.fingerprint import hash_tensors, hash_text
 from themis.target.ledger import Ledger
 from themis.target.target import AnyTarget, Target
 
-HALF = (torch.float16, torch.bfloat16)
 CHECKPOINT_FILE = "checkpoint.pt"
 FORMAT = 3
 """Of what a checkpoint holds; one of another format belongs to another training."""
@@ -82,7 +81,7 @@ def trainable_copy(target: Target) -> Iterator[Target]:
     flags = [(tensor, tensor.dtype, tensor.requires_grad) for tensor in _named_tensors(module).values()]
     modes = [(submodule, submodule.training) for submodule in module.modules()]
     for tensor, dtype, _ in flags:
-        if dtype in HALF:
+        if dtype in (torch.float16, torch.bfloat16):
             tensor.data = tensor.data.float()
     yield replace(target, module=module)
     for submodule, is_training in modes:
@@ -103,21 +102,18 @@ def channels_last(module: nn.Module, answer: Callable[[], Tensor]) -> Iterator[N
     convolutions = [each for each in module.modules() if type(each) is nn.Conv2d and each.weight.is_contiguous()]
     _lay_out(convolutions, torch.channels_last)
     module.eval()
-    if not _can_learn(answer):
+    can_learn = True
+    try:
+        answer().float().sum().backward()  # type: ignore[no-untyped-call]
+    except (RuntimeError, ThemisError):
+        can_learn = False
+    if not can_learn:
         gc.collect()  # the error may hold gradients of this stream, with which no step can be captured on another one
         _lay_out(convolutions, torch.contiguous_format)
     for parameter in module.parameters():
         parameter.grad = None
     yield
     _lay_out(convolutions, torch.contiguous_format)
-
-
-def _can_learn(answer: Callable[[], Tensor]) -> bool:
-    try:
-        answer().float().sum().backward()  # type: ignore[no-untyped-call]
-    except (RuntimeError, ThemisError):
-        return False
-    return True
 
 
 def _lay_out(convolutions: list[nn.Conv2d], layout: torch.memory_format) -> None:

@@ -272,7 +272,8 @@ def _gains(retraining: list[Record]) -> Iterator[Claim]:
         f"{min(own):+.2f} to {max(own):+.2f} points for {chooser} in {counted(len(own), 'cell')}; medians: {medians}",
         verdict,
         f"{chooser} regains in every cell and leads in most comparisons, with intervals above 0; in part, it regains "
-        "in every cell, with intervals above 0; undecided, if one of these includes 0",
+        "in every cell, with intervals above 0; undecided, if it regains in every cell, but not all intervals are "
+        "above 0",
         f"With {_count_trainings(retraining)} trainings per technique, the interval of the gain of {chooser} "
         f"is above 0 in {sum(is_sure)} of {counted(len(own), 'cell')}, and that of its lead over a baseline in "
         f"{sum(leads)} of {counted(len(leads), 'comparison')}.",
