@@ -528,8 +528,8 @@ class _Saved:
 
     def is_different(self) -> bool:
         """Whether a tensor that seems to have changed is not merely NaN where it was NaN before."""
-        tensor: Any = getattr(self.owner, self.name)
-        has_moved = tensor is self.tensor and self._has_moved(tensor)
+        tensor: Tensor = getattr(self.owner, self.name)
+        has_moved = self.tensor is tensor and self._has_moved(tensor)
         return has_moved or not torch.allclose(tensor, self.copy, rtol=0, atol=0, equal_nan=True)
 
     def _has_moved(self, tensor: Tensor) -> bool:
