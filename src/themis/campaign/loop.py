@@ -167,7 +167,10 @@ def _next_tests(setup: Setup, state: State, round_end: int) -> tuple[Tests, Test
 
 def _n_uniform(state: State) -> int:
     """The number of tests of the uniform stream that have been run or proposed."""
-    return state.tally.uniform_tests + sum(each.n_pending for each in state.proposals if each.stream == "uniform")
+    n = state.tally.uniform_tests
+    for proposal in state.proposals:
+        n += proposal.n_pending if proposal.stream == "uniform" else 0
+    return n
 
 
 def _measure(setup: Setup, state: State, recorder: Recorder) -> None:
@@ -395,7 +398,7 @@ def why_to_stop(setup: Setup, state: State) -> tuple[str, str] | None:
     if state.rounds and (decision := current_decision(setup, state)) is not None:
         if decision.verdict != UNDECIDED:
             return "decided", f"{decision.claim} is decided"
-        if state.tally.tests >= _last_test(setup):
+        if state.tally.tests >= setup.last_test:
             return "seeds", "every seed was tested once"
     return stop_reason(
         setup.settings, state.rounds, _test_cost(setup, state), setup.criterion, covers_neurons=setup.covers_neurons
@@ -414,12 +417,6 @@ def current_decision(setup: Setup, state: State) -> Decision | None:
     return decide(claim, limit, tally.uniform_tests, n_faults, len(setup.space.seeds))
 
 
-def _last_test(setup: Setup) -> float:
-    """The number of tests after which no seed is left to test once; infinite if seeds are tested again."""
-    settings = setup.settings
-    return int(len(setup.space.seeds) / settings.uniform_share) if settings.tests_each_seed_once else inf
-
-
 def next_round_size(setup: Setup, state: State, n_tests: int) -> int:
     """The number of tests of the round that begins after `n_tests` tests; smaller if a budget is nearly spent."""
     settings = setup.settings
@@ -435,10 +432,11 @@ def next_round_size(setup: Setup, state: State, n_tests: int) -> int:
             size = min(size, max(LEAST_ROUND, budget // ROUNDS))
         else:
             size *= max(1, n_tests // (ROUND_SHARE * size))
-    if (most := min(settings.max_tests or inf, _last_test(setup))) < inf:
+    if (most := min(settings.max_tests or inf, setup.last_test)) < inf:
         size = min(size, int(most) - n_tests)
     if settings.max_passes is not None:
-        size = min(size, (settings.max_passes - _passes_after(setup, state, n_tests)) // _test_cost(setup, state))
+        n_affordable_tests = (settings.max_passes - state.passes) // _test_cost(setup, state)
+        size = min(size, n_affordable_tests - (n_tests - state.tally.tests))
     if settings.max_seconds is not None and n_tests:
         elapsed = state.clock.elapsed()
         size = min(size, int(n_tests / elapsed * (settings.max_seconds - elapsed)))
@@ -464,15 +462,12 @@ def n_affordable(setup: Setup, state: State, *following: Tests) -> int:
 
 
 def is_spent(setup: Setup, state: State, n_tests: int) -> bool:
-    """Whether no test can follow the first `n_tests`."""
+    """Whether no test can follow the first `n_tests`, if those that have not been run take no gradient."""
     max_tests, max_passes = setup.settings.max_tests, setup.settings.max_passes
-    passes = _passes_after(setup, state, n_tests) + _test_cost(setup, state)
-    return n_tests >= min(max_tests or inf, _last_test(setup)) or (max_passes is not None and passes > max_passes)
-
-
-def _passes_after(setup: Setup, state: State, n_tests: int) -> int:
-    """The passes spent after `n_tests` tests, if those that have not been run take no gradient."""
-    return state.passes + (n_tests - state.tally.tests) * _test_cost(setup, state)
+    if n_tests >= min(max_tests or inf, setup.last_test):
+        return True
+    n_more = n_tests - state.tally.tests + 1
+    return max_passes is not None and state.passes + n_more * _test_cost(setup, state) > max_passes
 
 
 def _test_cost(setup: Setup, state: State) -> int:

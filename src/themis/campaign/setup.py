@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -235,6 +236,8 @@ class Setup:
     rule: Rule
     panel_neurons: Tensor
     space: Space
+    last_test: float
+    """The number of tests after which no seed is left to test once; infinite if seeds are tested again."""
     uniform_tests: Callable[[int, int, int], Tests]
     """Maps the number of a test, its place in the uniform stream and `n` to the `n` uniform tests from there on.
 
@@ -349,6 +352,7 @@ def prepare(
         rule=Rule(settings.tolerance, settings.draws, settings.alpha),
         panel_neurons=panel_neurons,
         space=space,
+        last_test=int(len(space.seeds) / settings.uniform_share) if settings.tests_each_seed_once else inf,
         uniform_tests=uniform_tests,
         facts=facts,
         sliced=sliced,

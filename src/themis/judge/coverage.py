@@ -150,14 +150,14 @@ def cover(
     open_to = chosen if is_named else moments[judged]
     needed = open_to.variance * (rule.factor / rule.limit) ** 2 / rule.draws + 3  # as MCSE falls as 1/sqrt(n)
     needed = torch.where(open_to.mean > 0, needed, MIN_UNMOVED_TESTS)
-    last = torch.tensor([layer.stop - 1 for layer in layers], device=converged.device)
-    counts = torch.stack([flags.cumsum(0)[last] for flags in (converged, is_judged)])
+    names, ends = zip(*[(layer.name, layer.stop - 1) for layer in layers], strict=True)
+    counts = torch.stack([converged, is_judged]).cumsum(1)[:, torch.tensor(ends, device=converged.device)]
     part, whole = counts.diff(prepend=counts.new_zeros(2, 1))
     by_layer = torch.where(whole > 0, part.double() / whole.clamp(min=1), 1.0)  # 1 without judged neurons
     coverage = Coverage(
         sampled=int((~is_open).sum()) / max(len(neurons), 1),
         all=int(converged.sum()) / max(n_judged, 1),
-        by_layer=dict(zip([layer.name for layer in layers], by_layer.tolist(), strict=True)),
+        by_layer=dict(zip(names, by_layer.tolist(), strict=True)),
         n_neurons=len(is_dead),
         n_dead=len(is_dead) - n_judged,
         n_unseen=int(is_unseen.sum()),

@@ -70,7 +70,8 @@ class Results:
     def __getitem__(self, rows: Bools) -> Results:
         """The results of some of the tests."""
         gradient = None if self.gradient is None else self.gradient[rows]
-        dropped, raised = (None if column is None else column[rows] for column in (self.is_dropped, self.raised))
+        dropped = None if self.is_dropped is None else self.is_dropped[rows]
+        raised = None if self.raised is None else self.raised[rows]
         return Results(self.is_fault[rows], self.outcome[rows], self.margin[rows], gradient, dropped, raised)
 
     @property
@@ -187,11 +188,11 @@ class Tally:
         self.dropped += 0 if results.is_dropped is None else int(results.is_dropped.sum())
         self.faults += len(at)
         self.raised += 0 if results.raised is None else int(results.raised.sum())
-        if is_uniform:
-            self.uniform_new.update(fault for fault in found if fault not in self.distinct)
         for fault, number in zip(found, tests.number[at].tolist(), strict=True):
             if is_uniform:
                 self.uniform_known.append(fault in self.distinct)
+                if fault not in self.distinct:
+                    self.uniform_new.add(fault)
             self.distinct.setdefault(fault, number)
             self.failing_seeds.setdefault(fault[0], number)
         if is_uniform:

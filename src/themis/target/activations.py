@@ -145,12 +145,11 @@ class ActivationTracer(TorchFunctionMode):
 
     def _run(self, inputs: Tensor, on_activation: OnActivation, names: Collection[str] | None) -> Any:
         self._begin(on_activation, names)
-        hooked, handles = self.submodules, []
-        if names is not None:
-            wanted = {name.partition("#")[0] for name in names}
-            hooked = [each for each in hooked if id(each) not in self.silent or self.paths[id(each)] in wanted]
+        wanted, handles = None if names is None else {name.partition("#")[0] for name in names}, []
         try:
-            for module in hooked:
+            for module in self.submodules:
+                if wanted is not None and id(module) in self.silent and self.paths[id(module)] not in wanted:
+                    continue
                 handles.append(module.register_forward_pre_hook(self._enter, prepend=True))
                 handles.append(module.register_forward_hook(self._leave))
             with self:

@@ -235,7 +235,10 @@ class Target(TargetOptions):
     @property
     def dtype(self) -> torch.dtype:
         """The model's floating-point type; inputs are cast to it, unless preprocessing chose another."""
-        return next((tensor.dtype for tensor in _tensors(self.module) if tensor.is_floating_point()), torch.float32)
+        for tensor in chain(self.module.parameters(), self.module.buffers()):
+            if tensor.is_floating_point():
+                return tensor.dtype
+        return torch.float32
 
     @cached_property
     def tracer(self) -> Tracer:
