@@ -210,7 +210,7 @@ def test_outputs_that_are_not_finite_are_faults_and_spoil_no_moment(net, inputs,
 def test_a_long_campaign_launches_many_chunks_at_once(net, inputs, monkeypatch):
     options = {"magnitude": 0.5, "coverage": None, "plateau": None, "max_tests": 60_000}
     run = themis.run(Target(net), inputs, "gaussian", **options)
-    monkeypatch.setattr(captured_module, "MOST_CHUNKS", 1)
+    monkeypatch.setattr(captured_module, "MAX_CHUNKS", 1)
     one_by_one = themis.run(Target(net), inputs, "gaussian", **options)
     assert np.array_equal(run.faults.columns["id"], one_by_one.faults.columns["id"])
     assert np.array_equal(run.faults.columns["noise_seed"], one_by_one.faults.columns["noise_seed"])
@@ -221,12 +221,12 @@ def test_a_long_campaign_launches_many_chunks_at_once(net, inputs, monkeypatch):
 
 @pytest.mark.parametrize("idling", [0, 1 << 28])
 def test_chunks_run_as_one_if_they_leave_the_gpu_idle(net, inputs, tmp_path, monkeypatch, idling):
-    monkeypatch.setattr(graphs_module, "IDLING", idling)
+    monkeypatch.setattr(graphs_module, "MAX_IDLE_ACTIVATIONS", idling)
     options = {"magnitude": 0.5, "coverage": None, "plateau": None, "out": tmp_path}
     run = themis.run(Target(net), inputs, "gaussian", max_tests=120_000, **options)
     sizes = set(run.faults.columns["chunk"].tolist())
     assert (1024 in sizes) == (idling > 0)
-    monkeypatch.setattr(graphs_module, "IDLING", 0)  # what was decided is recorded
+    monkeypatch.setattr(graphs_module, "MAX_IDLE_ACTIVATIONS", 0)  # what was decided is recorded
     resumed = themis.resume(tmp_path, Target(net), inputs, max_tests=160_000)
     last = resumed.faults.columns["chunk"][resumed.faults.columns["id"] > 130_000]
     assert (1024 in last.tolist()) == (idling > 0)
@@ -234,7 +234,7 @@ def test_chunks_run_as_one_if_they_leave_the_gpu_idle(net, inputs, tmp_path, mon
 
 
 def test_few_tests_of_a_large_model_run_in_small_passes(net, inputs, tmp_path, monkeypatch):
-    monkeypatch.setattr(graphs_module, "OCCUPYING", 1)
+    monkeypatch.setattr(graphs_module, "OCCUPYING_ACTIVATIONS", 1)
     options = {"magnitude": 0.5, "coverage": None, "plateau": None, "batch_size": 256}
     run, again = (themis.run(Target(net), inputs, "gaussian", max_tests=6000, **options) for _ in range(2))
     columns = run.faults.columns

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from themis.measure.captured import FEW_ASCENTS, FEW_ROWS, FEW_TESTS, OCCUPYING, Graphs, rows_of_pass
+from themis.measure.captured import (
+    MAX_FEW_ASCENTS,
+    OCCUPYING_ACTIVATIONS,
+    SMALL_PASS,
+    SMALL_PASS_SHARE,
+    Graphs,
+    rows_of_pass,
+)
 from themis.measure.tests import Tests
 
 
@@ -31,9 +38,9 @@ def test_few_tests_of_a_large_model_run_in_a_small_pass(n_tests, chunk, wide_chu
 
 @pytest.mark.parametrize(("chunk", "small"), [(256, 32), (64, 32), (8, 8)])
 def test_few_ascents_run_in_a_small_pass_and_all_ascents_of_a_large_model(chunk, small):
-    for n_tests in (1, FEW_ASCENTS):
+    for n_tests in (1, MAX_FEW_ASCENTS):
         assert rows_of_pass(n_tests, chunk, 0, ascends=True, few_occupy=False) == small
-    assert rows_of_pass(FEW_ASCENTS + 1, chunk, 0, ascends=True, few_occupy=False) == chunk
+    assert rows_of_pass(MAX_FEW_ASCENTS + 1, chunk, 0, ascends=True, few_occupy=False) == chunk
     assert rows_of_pass(5000, chunk, 0, ascends=True, few_occupy=True) == small
 
 
@@ -58,13 +65,13 @@ def passes_of(n_tests, chunk, n_activations, wide_chunk):
 @given(st.integers(1, 9000), st.sampled_from([16, 64, 256, 1000]), st.booleans(), st.booleans())
 def test_every_test_is_run_once_and_little_is_padding(n_tests, chunk, is_large, has_wide):
     wide_chunk = 4 * chunk if has_wide else 0
-    passes = passes_of(n_tests, chunk, OCCUPYING // FEW_ROWS if is_large else 1, wide_chunk)
+    passes = passes_of(n_tests, chunk, OCCUPYING_ACTIVATIONS // SMALL_PASS if is_large else 1, wide_chunk)
     rows, tests = np.array(passes).T
     assert tests.sum() == n_tests
     assert (rows[tests < rows] <= chunk).all()  # a wide pass is full
     padding = rows.sum() - n_tests
     assert padding < chunk
     if is_large and chunk >= 256:
-        assert padding < max(FEW_ROWS, (1 - FEW_TESTS) * chunk)
+        assert padding < max(SMALL_PASS, (1 - SMALL_PASS_SHARE) * chunk)
     if not is_large:
         assert set(rows.tolist()) <= {chunk, wide_chunk}

@@ -7,7 +7,7 @@ from torch import nn
 
 import themis
 from themis import Perturbation, Target, Theta
-from themis.campaign.loop import PORTION
+from themis.campaign.loop import EARLY_PORTION
 from themis.search.scheduled import Scheduled
 
 pytestmark = pytest.mark.quick
@@ -68,8 +68,8 @@ def test_a_policy_learns_after_each_portion():
     themis.run(HELD, INPUTS, moved(WAYS["detached"][1]), policy=policy, max_tests=1_280, **UNLIMITED)
     sizes = [len(each) for each in policy.proposed]
     # Both streams have their shares at 16, 32, 64, 128, 256 and 512 tests.
-    assert sizes[:7] == [13, 13, 25, 51, 103, PORTION, 77]
-    assert sizes[7:9] == [PORTION] * 2
+    assert sizes[:7] == [13, 13, 25, 51, 103, EARLY_PORTION, 77]
+    assert sizes[7:9] == [EARLY_PORTION] * 2
     assert sum(sizes) == 1_280 - round(0.2 * 1_280)
     numbers = np.concatenate([each.number for each in policy.proposed])
     assert (np.diff(numbers) > 0).all()

@@ -245,7 +245,7 @@ def _planned(setup: Setup, state: State) -> Iterator[Portion]:
         first, n_uniform, is_next = end, n_uniform + len(tests), False  # the policy proposes the rest of the stage
 
 
-MOST = 0.95
+NEARLY_ALL = 0.95
 """`forecast_faults_tests` are the tests that find this share of what is within reach."""
 
 
@@ -280,7 +280,7 @@ def judge(setup: Setup, state: State) -> tuple[Round, Tensor | None]:
         reachable_faults=faults.estimate,
         reachable_seeds=seeds.estimate,
         recall=faults.recall,
-        forecast_faults_tests=faults.tests_to(MOST),
+        forecast_faults_tests=faults.tests_to(NEARLY_ALL),
     )
     return round, open_neurons
 
@@ -382,12 +382,12 @@ ROUND_SIZE, ROUND_SHARE = 640, 12
 single test changes what is known."""
 DECISION_SIZE, DECISION_SHARE = 50, 16
 """The same if the campaign is to decide a claim, which is looked at after every round."""
-LEAST_ROUND, ROUNDS = 160, 20
+MIN_GUIDED_ROUND, GUIDED_ROUNDS = 160, 20
 """If the policy follows a criterion: the smallest round, and the number of rounds that a budget is divided into."""
-FIRST_PORTION, PORTION, PORTIONS = 16, 128, 20
+FIRST_PORTION, EARLY_PORTION, PORTION_SHARE = 16, 128, 20
 """Tests that a policy proposes before it learns their results: at first 16, then as many as have been run, up to 128,
 then a chunk, then a twentieth of the tests run so far, in powers of 2."""
-AHEAD_FROM = PORTION * PORTIONS
+AHEAD_FROM = EARLY_PORTION * PORTION_SHARE
 """From this test on, the policy proposes ahead, see `_propose`. Earlier tests teach it too much to go without them."""
 LAST_STAGE = 512
 """Up to this number of tests, both streams take short turns, and the policy learns from the uniform tests at once."""
@@ -428,8 +428,8 @@ def next_round_size(setup: Setup, state: State, n_tests: int) -> int:
     elif not size:  # so many that both streams fill their chunks
         size = max(ROUND_SIZE, (1 if settings.uniform_share in (0, 1) else 5) * setup.calculator.chunk)
         if setup.criterion is not None and setup.criterion.leads:
-            budget = settings.max_tests or settings.max_passes or ROUNDS * ROUND_SIZE
-            size = min(size, max(LEAST_ROUND, budget // ROUNDS))
+            budget = settings.max_tests or settings.max_passes or GUIDED_ROUNDS * ROUND_SIZE
+            size = min(size, max(MIN_GUIDED_ROUND, budget // GUIDED_ROUNDS))
         else:
             size *= max(1, n_tests // (ROUND_SHARE * size))
     if (most := min(settings.max_tests or inf, setup.last_test)) < inf:
@@ -486,10 +486,10 @@ def stage_end(n_tests: int, round_end: int, uniform_share: float) -> int:
 
 def portion(n: int, n_tests: int, chunk: int) -> int:
     """How many of the `n` tests that a stage has left the policy proposes next, after `n_tests` tests."""
-    grown = n_tests / PORTIONS
-    if grown >= PORTION:
-        return min(n, max(chunk, PORTION << int(log2(grown / PORTION))))
-    return min(n, PORTION, max(FIRST_PORTION, n_tests))
+    grown = n_tests / PORTION_SHARE
+    if grown >= EARLY_PORTION:
+        return min(n, max(chunk, EARLY_PORTION << int(log2(grown / EARLY_PORTION))))
+    return min(n, EARLY_PORTION, max(FIRST_PORTION, n_tests))
 
 
 def is_little_left(goal: float | None, recall: float | None, risk: Estimate | None) -> bool:

@@ -30,15 +30,15 @@ from themis.oracle.motion import Motion
 from themis.oracle.oracle import Verdict, are_finite
 from themis.target.activations import Layer, flatten
 
-MANY_TESTS, FEW_TESTS, FOREGROUND = 0, -1, -2
-"""Priorities of streams: the kernels of gradient ascents, which have few tests, and those that the host waits for are
-small, and would otherwise wait for the large ones of the tests in flight."""
+CHUNK_PRIORITY, ASCENT_PRIORITY, FOREGROUND_PRIORITY = 0, -1, -2
+"""Priorities of streams. Gradient ascents and what the host waits for are small kernels, which would otherwise queue
+behind the large ones of the tests in flight."""
 N_COLUMNS = 5
-"""Of `CapturedChunk.columns`, without the gradient."""
-LAG = 4
-"""Layers that the model may be ahead of the fold, which runs beside it."""
-MOST_CHUNKS, KEPT_BYTES = 64, 1 << 29
-"""Maximum number of chunks of a launch, and of bytes of the inputs and outputs that are kept of them."""
+"""Columns that `CapturedChunk.columns` returns, not counting the gradient."""
+MAX_UNFOLDED_LAYERS = 4
+"""Layers that the model may compute before the fold, which runs on another stream, has finished the first of them."""
+MAX_CHUNKS, MAX_KEPT_BYTES = 64, 1 << 29
+"""Maximum number of chunks per launch, and of bytes for their inputs and outputs."""
 
 Disturb = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Motion | None]]
 """Maps seeds, theta and noise seeds to clean and disturbed inputs, and how the disturbed ones have moved."""
@@ -55,7 +55,7 @@ def foreground(device: torch.device) -> Iterator[None]:
         yield
         return
     outside = torch.cuda.current_stream(device)
-    stream = torch.cuda.Stream(device, priority=FOREGROUND)  # type: ignore[no-untyped-call, unused-ignore]
+    stream = torch.cuda.Stream(device, priority=FOREGROUND_PRIORITY)  # type: ignore[no-untyped-call, unused-ignore]
     stream.wait_stream(outside)
     try:
         with torch.cuda.stream(stream):
@@ -173,11 +173,11 @@ class CapturedChunk:
         like: CapturedChunk | None = None,
         is_shared: bool = False,
     ) -> None:
-        """like: another graph of the same model and seeds, if there is one. is_shared: see `under`."""
+        """like: another graph of the same model and seeds, if there is one. is_shared: see `with_disturbing`."""
         n_neurons, device = steps.layers[-1].stop, steps.device
         self.steps, self.chunk, self.device, self.ascends = steps, chunk, device, ascends
         self._is_shared = is_shared
-        fitting = max(1, min(MOST_CHUNKS, KEPT_BYTES // (chunk * (steps.input.nbytes + steps.output.nbytes))))
+        fitting = max(1, min(MAX_CHUNKS, MAX_KEPT_BYTES // (chunk * (steps.input.nbytes + steps.output.nbytes))))
         self.most_chunks = 1 if steps.is_observed else fitting
         n_slots = 2 * self.most_chunks
         self._staged = [
@@ -203,7 +203,7 @@ class CapturedChunk:
         self._overwritten: set[str] = set() if like is None else {*like._overwritten}
         """The layers that the model overwrites after they were computed."""
         self._fold_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call, unused-ignore]
-        priority = FEW_TESTS if ascends else MANY_TESTS
+        priority = ASCENT_PRIORITY if ascends else CHUNK_PRIORITY
         self._stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call, unused-ignore]
         self._graph = self._capture(self._body, is_first=like is None)
         self._on_host = torch.zeros(self._kept["columns"].shape, dtype=torch.float64).pin_memory()
@@ -221,7 +221,7 @@ class CapturedChunk:
         columns = torch.empty(1, n_columns, dtype=torch.float64, device=self.device)
         return {**rows, "columns": columns, "disturbed": steps.input, "outputs": steps.output}
 
-    def under(self, disturb: Disturb, n_dimensions: int) -> CapturedChunk:
+    def with_disturbing(self, disturb: Disturb, n_dimensions: int) -> CapturedChunk:
         """A shared graph for tests that are disturbed like this, by theta with so many dimensions.
 
         Only the disturbing is captured. Tests of another perturbation must have ended, as all use the same memory.
@@ -312,8 +312,8 @@ class CapturedChunk:
                 fold(layer, activation)
                 folded.record(stream)
             in_use.append((layer.name, activation, activation._version, folded))
-            if len(in_use) > LAG:
-                let_go()
+            if len(in_use) > MAX_UNFOLDED_LAYERS:
+                release_oldest()
 
         def fold(layer: Layer, activation: Tensor) -> None:
             nonlocal value
@@ -326,7 +326,7 @@ class CapturedChunk:
                 value = value + weighted.apply(kept, clean, clean_rows, self._weight[part], of_sensitivity)
             self._folder.fold(layer.name, activations.detach(), clean, clean_rows, self._shift[part], n_tests)
 
-        def let_go() -> None:
+        def release_oldest() -> None:
             """Wait for the fold of the first layer in use: its memory may be used again."""
             name, activation, version, folded = in_use.popleft()
             self._stream.wait_event(folded)
@@ -342,7 +342,7 @@ class CapturedChunk:
             _, disturbed, motion = self.steps.disturb(rows, theta, noise_seed)
         outputs = self.steps.forward(disturbed, on_activation).float()
         while in_use:
-            let_go()
+            release_oldest()
         gradient = []
         if self.ascends:
             value = value - self.steps.compare(rows, outputs, motion).margin.where(of_margin, 0.0).sum()
@@ -460,17 +460,16 @@ def captured_function(function: Callable[..., Tensor], *examples: Tensor) -> Cal
     return replay
 
 
-FEW_ROWS, FEW_ASCENTS = 32, 128
-"""Rows of a pass of few tests, of which a whole chunk would be mostly padding, and tests with a gradient that are few:
-capturing another graph for these takes longer than it saves."""
-OCCUPYING = 1 << 27
-"""Activations of a pass that occupy a GPU: if `FEW_ROWS` tests have as many, a test takes about as long among them as
-in a chunk. Ascents then always have that size, and so have other tests if they leave much of a chunk empty."""
-LEAST_CHUNK, FEW_SHARE = 4 * FEW_ROWS, 0.625
-"""The smallest chunk for which another graph pays, and the share of a chunk up to which tests are few."""
-WIDE, MANY, IDLING = 4, 8, 1 << 28
-"""This many chunks run as one once so many are pending, in a long campaign, if a chunk has at most so many activations:
-it then leaves a part of the GPU idle."""
+SMALL_PASS, MAX_FEW_ASCENTS = 32, 128
+"""Rows of a small pass, and the number of gradient ascents up to which they run in small passes on any model."""
+OCCUPYING_ACTIVATIONS = 1 << 27
+"""Activations of a pass that keep a GPU busy. If a small pass has as many, a test takes about as long in it as in a
+chunk, so that all ascents run in small passes, and so do other tests that would leave much of a chunk empty."""
+MIN_SPLIT_CHUNK, SMALL_PASS_SHARE = 4 * SMALL_PASS, 0.625
+"""The smallest chunk for which capturing small passes as well pays, and the share of it up to which tests run in them."""
+N_JOINED_CHUNKS, MIN_PENDING_CHUNKS, MAX_IDLE_ACTIVATIONS = 4, 8, 1 << 28
+"""This many chunks run as one once so many are pending, if a chunk has at most so many activations: a single one then
+leaves a part of the GPU idle."""
 
 Capture = Callable[[int, bool], CapturedChunk | None]
 """Captures a chunk of so many rows, with a gradient or without; returns None if that is impossible."""
@@ -479,16 +478,16 @@ Capture = Callable[[int, bool], CapturedChunk | None]
 def rows_of_pass(n_tests: int, chunk: int, wide_chunk: int, *, ascends: bool, few_occupy: bool) -> int:
     """The rows of the forward pass in which the first of `n_tests` tests run.
 
-    ascends: whether they have a gradient. few_occupy: whether `FEW_ROWS` tests occupy the GPU. wide_chunk: 0 if there
+    ascends: whether they have a gradient. few_occupy: whether `SMALL_PASS` tests occupy the GPU. wide_chunk: 0 if there
     is none.
     """
     if ascends:
-        is_few = few_occupy or n_tests <= FEW_ASCENTS
+        is_few = few_occupy or n_tests <= MAX_FEW_ASCENTS
     elif wide_chunk and n_tests >= wide_chunk:
         return wide_chunk
     else:
-        is_few = few_occupy and chunk >= LEAST_CHUNK and n_tests <= FEW_SHARE * chunk
-    return min(FEW_ROWS, chunk) if is_few else chunk
+        is_few = few_occupy and chunk >= MIN_SPLIT_CHUNK and n_tests <= SMALL_PASS_SHARE * chunk
+    return min(SMALL_PASS, chunk) if is_few else chunk
 
 
 class Graphs:
@@ -500,8 +499,8 @@ class Graphs:
 
     def __init__(self, chunk: int, n_activations: int, wide_chunk: int | None) -> None:
         """`n_activations` are those of one test."""
-        self._chunk, self._few_occupy = chunk, FEW_ROWS * n_activations >= OCCUPYING
-        self._idles = chunk * n_activations <= IDLING
+        self._chunk, self._few_occupy = chunk, SMALL_PASS * n_activations >= OCCUPYING_ACTIVATIONS
+        self._idles = chunk * n_activations <= MAX_IDLE_ACTIVATIONS
         self.wide_chunk = wide_chunk
         """Tests per forward pass where many are pending; 0 if chunks are never joined, None before that is decided."""
         self.shared: dict[int, CapturedChunk] | None = None
@@ -516,7 +515,7 @@ class Graphs:
             self._chunk, self.wide_chunk = chunk, 0
             if self.shared is not None:
                 self.shared.clear()
-        if not ascends and self.wide_chunk is None and n_tests >= MANY * chunk:
+        if not ascends and self.wide_chunk is None and n_tests >= MIN_PENDING_CHUNKS * chunk:
             self._decide_wide_chunk(capture)
         return self._graph(self._rows(n_tests, ascends), ascends, capture)
 
@@ -578,7 +577,7 @@ class Graphs:
         if usual is None or usual.steps.is_observed or not self._idles:
             return
         try:
-            wide = capture(WIDE * self._chunk, False)
+            wide = capture(N_JOINED_CHUNKS * self._chunk, False)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise

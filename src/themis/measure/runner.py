@@ -646,7 +646,7 @@ class CapturedRunner:
             if rows not in shared:
                 like = next(iter(shared.values()), None)
                 shared[rows] = CapturedChunk(steps, rows, like=like, is_shared=True)
-            return shared[rows].under(steps.disturb, steps.n_dimensions)
+            return shared[rows].with_disturbing(steps.disturb, steps.n_dimensions)
         except CaptureError:
             return None
         finally:
