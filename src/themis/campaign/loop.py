@@ -384,10 +384,10 @@ DECISION_SIZE, DECISION_SHARE = 50, 16
 """The same if the campaign is to decide a claim, which is looked at after every round."""
 MIN_GUIDED_ROUND, GUIDED_ROUNDS = 160, 20
 """If the policy follows a criterion: the smallest round, and the number of rounds that a budget is divided into."""
-FIRST_PORTION, EARLY_PORTION, PORTION_SHARE = 16, 128, 20
-"""Tests that a policy proposes before it learns their results: at first 16, then as many as have been run, up to 128,
-then a chunk, then a twentieth of the tests run so far, in powers of 2."""
-AHEAD_FROM = EARLY_PORTION * PORTION_SHARE
+FIRST_PORTION, EARLY_PORTION, PORTION_SHARE = 16, 128, 12
+"""Tests that a policy proposes before it learns their results: at first 16, then as many as have been run, up to 128;
+once it proposes ahead, a chunk, and then a twelfth of the tests run so far, in powers of 2."""
+AHEAD_FROM = 2560
 """From this test on, the policy proposes ahead, see `_propose`. Earlier tests teach it too much to go without them."""
 LAST_STAGE = 512
 """Up to this number of tests, both streams take short turns, and the policy learns from the uniform tests at once."""
@@ -486,9 +486,8 @@ def stage_end(n_tests: int, round_end: int, uniform_share: float) -> int:
 
 def portion(n: int, n_tests: int, chunk: int) -> int:
     """How many of the `n` tests that a stage has left the policy proposes next, after `n_tests` tests."""
-    grown = n_tests / PORTION_SHARE
-    if grown >= EARLY_PORTION:
-        return min(n, max(chunk, EARLY_PORTION << int(log2(grown / EARLY_PORTION))))
+    if n_tests >= AHEAD_FROM:
+        return min(n, max(chunk, 1 << int(log2(n_tests / PORTION_SHARE))))
     return min(n, EARLY_PORTION, max(FIRST_PORTION, n_tests))
 
 
