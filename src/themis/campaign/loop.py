@@ -384,9 +384,9 @@ DECISION_SIZE, DECISION_SHARE = 50, 16
 """The same if the campaign is to decide a claim, which is looked at after every round."""
 MIN_GUIDED_ROUND, GUIDED_ROUNDS = 160, 20
 """If the policy follows a criterion: the smallest round, and the number of rounds that a budget is divided into."""
-FIRST_PORTION, EARLY_PORTION, PORTION_SHARE = 16, 128, 12
+FIRST_PORTION, EARLY_PORTION, PORTION_SHARE = 16, 128, 16
 """Tests that a policy proposes before it learns their results: at first 16, then as many as have been run, up to 128;
-once it proposes ahead, a chunk, and then a twelfth of the tests run so far, in powers of 2."""
+once it proposes ahead, a chunk, and then a sixteenth of the tests run so far, in powers of 2."""
 AHEAD_FROM = 2560
 """From this test on, the policy proposes ahead, see `_propose`. Earlier tests teach it too much to go without them."""
 LAST_STAGE = 512
