@@ -91,8 +91,16 @@ def test_channels_in_another_order_are_found():
     assert "the channels are in reverse order (BGR instead of RGB)" in [each.what for each in found]
 
 
-def test_a_forgotten_normalisation_is_found():
-    mean, std = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1), torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+@pytest.mark.parametrize(
+    ("name", "mean", "std"),
+    [
+        ("ImageNet", [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+        ("CIFAR-10", [0.4914, 0.4822, 0.4465], [0.247, 0.2435, 0.2616]),
+    ],
+)
+def test_a_forgotten_normalisation_is_found(name, mean, std):
+    options = f"--mean {','.join(map(str, mean))} --std {','.join(map(str, std))}"
+    mean, std = torch.tensor(mean).view(3, 1, 1), torch.tensor(std).view(3, 1, 1)
 
     class Signed(nn.Module):
         """Class 1 if the normalised image is brighter than average, which raw images always are."""
@@ -108,8 +116,8 @@ def test_a_forgotten_normalisation_is_found():
     target = Target(Signed())
     with target.opened():
         found = suspect(target, inputs, labels)
-    assert any("normalised as for ImageNet" in each.what for each in found)
-    assert any("--mean 0.485,0.456,0.406 --std 0.229,0.224,0.225" in each.remedy for each in found)
+    (remedy,) = (each.remedy for each in found if each.what.endswith(f" normalised as for {name}"))
+    assert options in remedy
 
 
 @pytest.mark.parametrize(("right", "is_chance"), [(25, True), (60, False), (0, True)])

@@ -175,7 +175,7 @@ def _changes(inputs: Tensor, target: AnyTarget) -> Iterator[tuple[str, str, Call
     if is_rgb:
         yield "the channels are in reverse order (BGR instead of RGB)", "reverse them in the data", lambda x: x.flip(1)
     if is_rgb and getattr(target, "preprocess", None) is None:
-        for name, (mean, std) in {"ImageNet": IMAGENET_STATISTICS, "CIFAR_STATISTICS-10": CIFAR_STATISTICS}.items():
+        for name, (mean, std) in {"ImageNet": IMAGENET_STATISTICS, "CIFAR-10": CIFAR_STATISTICS}.items():
             norm = Normalize.within(target.bounds, mean, std)
             yield f"the model expects inputs normalised as for {name}", f"pass {_as_options(norm)}", norm
     if inputs.ndim == 4 and inputs.shape[2] == inputs.shape[3]:
