@@ -39,6 +39,16 @@ def test_functional_activations_are_named_after_the_module_that_calls_them():
     assert names(Target(Functional()), torch.rand(4)) == ["relu()", "tanh()", "sigmoid()", "gelu()", "output"]
 
 
+def test_activations_are_seen_in_a_layer_of_torch_whose_forward_was_replaced():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    linear = net[0].forward
+    net[0].forward = lambda inputs: linear(inputs).relu()
+    assert names(Target(net), torch.rand(4)) == ["0.relu()", "output"]
+    inputs = torch.rand(2, 4)
+    seen, _ = activations(net, inputs)
+    assert torch.equal(seen["0.relu()"], net[0](inputs))
+
+
 def test_a_module_called_several_times_is_a_layer_each_time():
     found = names(Target(Reused()), torch.rand(4))
     assert found == ["act", "act#2", "act#3", "output"]

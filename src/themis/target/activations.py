@@ -201,8 +201,8 @@ class ActivationTracer(TorchFunctionMode):
 
 
 def _calls_no_activation(module: nn.Module) -> bool:
-    """Whether a module is a layer of torch's own without activation function, parametrisation or hooks."""
-    has_own_code = [*module.children(), *module._forward_hooks, *module._forward_pre_hooks]
+    """Whether a module is a layer of torch's own without activation function, parametrisation, hooks or new forward."""
+    has_own_code = [*module.children(), *module._forward_hooks, *module._forward_pre_hooks] or "forward" in vars(module)
     return type(module).__module__ in MODULES_WITHOUT_ACTIVATIONS and not has_own_code
 
 
