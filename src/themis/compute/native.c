@@ -517,11 +517,11 @@ void themis_converge(const float *activations, const float *clean, int64_t n_tes
 }
 #pragma GCC pop_options
 
-/* The arithmetic of the search: the same steps as in search/chances.py and search/kinds.py, with the same constants.
+/* The arithmetic of the search: the same steps as in search/arithmetic.py and search/kinds.py, with the same constants.
  *
  * Sums are added in the order of the tests, so that they are the same on every CPU. */
 #define FADING_TESTS 1500.0
-#define LEAST_PRECISION 1e-6
+#define MIN_PRECISION 1e-6
 #define PRIOR_TESTS 20.0
 #define ESTIMATE_WEIGHT 5.0
 #define ANSWER_PRIOR_FAULTS 5.0
@@ -610,7 +610,7 @@ static double usual_fall(const struct seeds *s)
     return sum(s->margin_losses + s->n_answers, s->n_answers) / at_least(sum(s->margin_losses, s->n_answers), 1.0);
 }
 
-/* Learns from n_tests tests of the search stream: `learn_margins` in search/chances.py.
+/* Learns from n_tests tests of the search stream: `learn_margins` in search/arithmetic.py.
  *
  * spreads: as predicted for the tests; shortfall receives how much lower than expected the margins were. Returns 0,
  * or 1 if a position is no seed or a number no answer; nothing has changed then. */
@@ -621,8 +621,8 @@ int32_t themis_learn_margins(const struct seeds *s, int64_t n_tests, const int64
         return 1;
     double fading = exp(-(double)n_tests / FADING_TESTS), before[2] = {s->curve[0], s->curve[1]};
     double first = before[0], second = before[1], c11 = 0.0, c12 = 0.0, c22 = 0.0;
-    double p11 = at_least(fading * s->precision[0], LEAST_PRECISION), p12 = fading * s->precision[1];
-    double p22 = at_least(fading * s->precision[3], LEAST_PRECISION), *frailties = shortfall;
+    double p11 = at_least(fading * s->precision[0], MIN_PRECISION), p12 = fading * s->precision[1];
+    double p22 = at_least(fading * s->precision[3], MIN_PRECISION), *frailties = shortfall;
     for (int64_t t = 0; t < n_tests; t++)
         frailties[t] = frailty(s, s->answer_index[position[t]]);
     for (int64_t step = 0; step < 4; step++) { /* of Newton's method */
@@ -642,7 +642,7 @@ int32_t themis_learn_margins(const struct seeds *s, int64_t n_tests, const int64
         c11 += p11;
         c12 += p12;
         c22 += p22;
-        double ratio = c12 / c11, move = (slope2 - ratio * slope1) / at_least(c22 - ratio * c12, LEAST_PRECISION);
+        double ratio = c12 / c11, move = (slope2 - ratio * slope1) / at_least(c22 - ratio * c12, MIN_PRECISION);
         first += at_most(at_least((slope1 - c12 * move) / c11, -2.0), 2.0);
         second += at_most(at_least(move, -2.0), 2.0);
     }
@@ -685,7 +685,7 @@ int32_t themis_learn_margins(const struct seeds *s, int64_t n_tests, const int64
     return 0;
 }
 
-/* Learns from n faults: `learn_faults` in search/chances.py.
+/* Learns from n faults: `learn_faults` in search/arithmetic.py.
  *
  * key [n]: a number per seed and outcome; order [n]: sorts them, and keeps the order of equal ones. known, times
  * [n_known]: the keys known before, ascending, and how often each was seen; together they receive those of the n faults
@@ -731,7 +731,7 @@ int64_t themis_learn_faults(const struct seeds *s, int64_t n, int64_t n_known, c
     return n_new;
 }
 
-/* How many standard deviations above 0 each seed's next margin is expected to be: `spreads_above` in search/chances.py.
+/* Each seed's expected next margin, in standard deviations: `spreads_above` in search/arithmetic.py.
  *
  * first_spread is the standard deviation before the first test. */
 static inline __attribute__((always_inline)) void find_spreads(
@@ -752,7 +752,7 @@ static inline float kept_margin(const float *margin, const float *clean, int64_t
 }
 
 /* The value of a fault by the cell of its seed, values [MAX_SEED_FAULTS * MAX_SEEN_ONCE]: `_fault_values` in
- * search/chances.py. */
+ * search/arithmetic.py. */
 static inline __attribute__((always_inline)) void find_fault_values(const struct seeds *s, double *values)
 {
     for (int64_t cell = 0; cell < MAX_SEED_FAULTS * MAX_SEEN_ONCE; cell++) {
@@ -762,7 +762,7 @@ static inline __attribute__((always_inline)) void find_fault_values(const struct
     }
 }
 
-/* The weighted chance of a new fault in each seed's next tests, worth [depth, n_seeds]: `values` in search/chances.py. */
+/* Weighted chances of a new fault in each seed's next tests, worth [depth, n_seeds]: `values` in search/arithmetic.py. */
 static inline __attribute__((always_inline)) void find_worth(
     const struct seeds *s, const double *spreads, int64_t depth, int64_t n_corners, int has_faults, double *worth,
     double *frailties)

@@ -466,7 +466,8 @@ OCCUPYING_ACTIVATIONS = 1 << 27
 """Activations of a pass that keep a GPU busy. If a small pass has as many, a test takes about as long in it as in a
 chunk, so that all ascents run in small passes, and so do other tests that would leave much of a chunk empty."""
 MIN_SPLIT_CHUNK, SMALL_PASS_SHARE = 4 * SMALL_PASS, 0.625
-"""The smallest chunk for which capturing small passes as well pays, and the share of it up to which tests run in them."""
+"""The smallest chunk for which capturing small passes as well pays, and the share of a chunk up to which tests run in
+them."""
 N_JOINED_CHUNKS, MIN_PENDING_CHUNKS, MAX_IDLE_ACTIVATIONS = 4, 8, 1 << 28
 """This many chunks run as one once so many are pending, if a chunk has at most so many activations: a single one then
 leaves a part of the GPU idle."""

@@ -115,8 +115,8 @@ class Space:
     def uniform_tests(self, number: Ints, stream: int, counter: Ints) -> Tests:
         """Tests whose seed and theta are drawn uniformly; the same for every policy at the same `counter`.
 
-        The uniform stream draws them as often as they occur where the model is used, if that is known. If it tests each
-        seed once, the order of the seeds is drawn uniformly.
+        The uniform stream draws seeds as often as they occur where the model is used, if that is known. If it tests
+        each seed once, their order is drawn uniformly.
         """
         draw, weight = self.uniform(FOR_SEED, stream, counter), self.seed_weight
         if self.tests_each_seed_once and stream == UNIFORM_STREAM:
