@@ -46,8 +46,8 @@ class CampaignOptions(StopOptions, total=False):
     """How tests are chosen: random, corners, paper, scheduled, boundary (only --against, where it is the default), or
     a policy that a package adds, such as fuzz. Default: 'scheduled'."""
     preset: str | None
-    """Paper: policy paper, no uniform stream, point value of the MCSE, gibbs in every round, no budget and no plateau:
-    it runs until coverage, or a limit that you set."""
+    """Preset paper: policy paper, no uniform stream, point value of the MCSE, gibbs in every round, no budget and no
+    plateau: it runs until coverage, or a limit that you set."""
     judge: str
     """How the sampled neurons are judged in each round: exact, gibbs or pymc. Default: 'exact'."""
     tolerance: float
@@ -72,8 +72,9 @@ class CampaignOptions(StopOptions, total=False):
     min_ssim: float | None
     """Drop tests whose similarity (SSIM) to their seed is below this; 1 means identical."""
     min_vif: float | None
-    """Drop tests that keep less than this share of the visual information (VIF) of their seed; it predicts people
-    better, and needs pictures of at least 41 pixels per side; people name most pictures above 0.1."""
+    """Drop tests that keep less than this share of the visual information (VIF) of their seed; it predicts better than
+    SSIM what people recognise, and needs pictures of at least 41 pixels per side; people name most pictures above
+    0.1."""
     max_seeds: int | None
     """Use a random sample of this many seeds; it is always the same."""
     split: Sequence[float] | None
@@ -143,7 +144,7 @@ class RecipeOptions(TypedDict, total=False):
     attack_steps: int
     """Steps of pgd, pgd_l2 and apgd for fresh inputs; fewer steps leave time for more batches. Default: 2."""
     distill: float
-    """Pictures of one class or number each: share of the loss that compares with the old model's clean answer.
+    """For pictures of one class or number each: share of the loss that compares with the old model's clean answer.
     Default: 0.9."""
     anchor: float
     """How much more the old answers count for clean pictures than for disturbed ones. Default: 2.0."""
@@ -160,7 +161,7 @@ class RecipeOptions(TypedDict, total=False):
     autocast: bool
     """Train in bfloat16 where it is safe, which is faster on recent GPUs. Default: False."""
     optimiser: str
-    """Sgd (with momentum), adam or adamw. Default: 'adam'."""
+    """Optimiser: sgd (with momentum), adam or adamw. Default: 'adam'."""
     learning_rate: float | None
     """Learning rate, or its peak; by default 3e-4 for pictures of one class each, 1e-3 for other tasks."""
     schedule: str
@@ -174,11 +175,10 @@ class RecipeOptions(TypedDict, total=False):
     hold_out: float
     """Share of the seeds that is held out of training and used to choose the best epoch. Default: 0.2."""
     tolerance: float
-    """How far the clean score may fall; the share of the way to the trained weights is chosen by it. Default:
-    0.0025."""
+    """How far the clean score may fall; limits how far the weights move towards the trained ones. Default: 0.0025."""
     confidence: float
-    """How likely the clean score must stay within the tolerance: 0.5 is the best estimate, 0.95 is cautious. Default:
-    0.5."""
+    """How likely the clean score must be to stay within the tolerance: 0.5 is the best estimate, 0.95 is cautious.
+    Default: 0.5."""
     share: float | None
     """Share of the way from the old weights to the trained ones; by default chosen on held-out seeds."""
     patience: int | None

@@ -89,7 +89,7 @@ class Settings:
     )
     preset: str | None = option(
         None,
-        "paper: policy paper, no uniform stream, point value of the MCSE, gibbs in every round, no budget and "
+        "preset paper: policy paper, no uniform stream, point value of the MCSE, gibbs in every round, no budget and "
         "no plateau: it runs until coverage, or a limit that you set",
     )
     coverage: float | None = option(1.0, "stop at this coverage, if little is left to find; null sets no goal")
@@ -122,8 +122,9 @@ class Settings:
     )
     min_vif: float | None = option(
         None,
-        "drop tests that keep less than this share of the visual information (VIF) of their seed; it predicts people "
-        "better, and needs pictures of at least 41 pixels per side; people name most pictures above 0.1",
+        "drop tests that keep less than this share of the visual information (VIF) of their seed; it predicts better "
+        "than SSIM what people recognise, and needs pictures of at least 41 pixels per side; people name most pictures "
+        "above 0.1",
     )
     max_seeds: int | None = option(None, "use a random sample of this many seeds; it is always the same")
     split: list[float] | None = option(

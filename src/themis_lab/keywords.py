@@ -48,7 +48,7 @@ class ContestOptions(RecipeOptions, total=False):
     inputs: int | None
     """Number of inputs that each technique chooses; by default the distinct faults that themis finds."""
     most_inputs: int
-    """Maximum number of inputs if it is given by the faults that themis finds. Default: 2000."""
+    """Maximum number of inputs if it follows from the faults that themis finds. Default: 2000."""
     passes: int
     """Passes per campaign on the search seeds, including those over clean seeds. Default: 5000."""
     round_size: int

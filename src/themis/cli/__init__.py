@@ -56,8 +56,8 @@ TRUST_HELP = "Code that a run folder from elsewhere names runs only with --trust
 TERMS = {
     "seed": "a clean input; every test perturbs one seed",
     "theta": "the parameters of a perturbation, such as the angle of rain",
-    "fault": "a test whose answer is wrong, or no longer that to its seed",
-    "telling": "of a fault: new, by a small change, and answered confidently",
+    "fault": "a test whose answer is wrong, or differs from that to its seed",
+    "telling": "of a fault: new, from a small change, and answered confidently",
     "pass": "the unit of cost: a forward pass is 1, a backward pass is 2",
     "coverage": "share of neurons whose mean response to perturbation is known",
 }

@@ -87,7 +87,7 @@ def add_mce(parser: Parser) -> None:
     """Add the options of the mean corruption error of a suite."""
     group = parser.add_argument_group("mean corruption error of a suite")
     add_option(group, "mce_baseline", str | None, None, MCE_BASELINE_HELP)
-    text = "fail if mCE exceeds this share of the errors of the baseline; 1 is as many"
+    text = "fail if mCE exceeds this share of the errors of the baseline; 1 allows as many"
     add_option(group, "max_mce", float | None, None, text)
 
 

@@ -47,7 +47,7 @@ def add_campaign_output(group: Group) -> None:
 
 def add_track(group: Group) -> None:
     """Add `--track`."""
-    text = f"log to {' or '.join(TRACKERS)}, in FOLDER/track of the run; NAME:PLACE writes to another place"
+    text = f"log to {', '.join(TRACKERS)}, in FOLDER/track of the run; NAME:PLACE writes to another place"
     add_option(group, "track", list[str] | None, None, text)
 
 

@@ -1,5 +1,5 @@
 """Print the fault rate that a finished run would have if its theta occurred as often as in operation. Its uniform tests
-are weighted; nothing is run. Refused if they are worth fewer than 50 tests under the profile.
+are weighted; nothing is run. A profile under which they are worth fewer than 50 tests is refused.
 
 themis rate runs/first --profile "density~beta(1,8)"
 themis rate runs/first --profile weather.yaml

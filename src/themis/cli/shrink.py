@@ -46,8 +46,8 @@ def add_arguments(parser: Parser) -> None:
     add_overrides(parser, REPLAY_OPTIONS)
     output = parser.add_argument_group("output")
     text = (
-        f"also shrink one fault of every seed that failed, and plot as {CURVE_FILE} in RUN, by strength, the seeds "
-        "that could not be broken and the random disturbances that were withstood"
+        f"also shrink one fault of every seed that failed, and plot how many seeds and random disturbances the model "
+        f"withstands at each strength, as {CURVE_FILE} in RUN"
     )
     output.add_argument("--curve", action="store_true", help=text)
     output.add_argument("--json", action="store_true", help="print only the result, as JSON")

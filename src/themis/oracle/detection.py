@@ -130,7 +130,7 @@ class Detection(Oracle):
                 oracle = replace(oracle, matching=value)  # type: ignore[arg-type]
             else:
                 raise UsageError(
-                    "oracle 'detection' must be followed by an IoU, score=NUMBER and match=greedy or match=hungarian, "
+                    "oracle 'detection' takes an IoU, score=NUMBER, and match=greedy or match=hungarian, "
                     f"got {part!r}: write {SPEC_EXAMPLE}"
                 )
         return oracle

@@ -42,7 +42,8 @@ class Recipe:
         2, "steps of pgd, pgd_l2 and apgd for fresh inputs; fewer steps leave time for more batches"
     )
     distill: float = option(
-        0.9, "pictures of one class or number each: share of the loss that compares with the old model's clean answer"
+        0.9,
+        "for pictures of one class or number each: share of the loss that compares with the old model's clean answer",
     )
     anchor: float = option(2.0, "how much more the old answers count for clean pictures than for disturbed ones")
     blend: float = option(0.5, "share of another picture that is blended into a picture, at most; 0 for none")
@@ -53,7 +54,7 @@ class Recipe:
     batch_size: int = option(64, "inputs per batch")
     accumulate: int = option(1, "pass each batch to the model in this many parts, which takes less memory")
     autocast: bool = option(False, "train in bfloat16 where it is safe, which is faster on recent GPUs")
-    optimiser: str = option("adam", "sgd (with momentum), adam or adamw")
+    optimiser: str = option("adam", "optimiser: sgd (with momentum), adam or adamw")
     learning_rate: float | None = option(
         None, "learning rate, or its peak; by default 3e-4 for pictures of one class each, 1e-3 for other tasks"
     )
@@ -65,10 +66,11 @@ class Recipe:
     statistics: str = option("keep", "running means and variances of normalisation layers: keep, or update")
     hold_out: float = option(0.2, "share of the seeds that is held out of training and used to choose the best epoch")
     tolerance: float = option(
-        0.0025, "how far the clean score may fall; the share of the way to the trained weights is chosen by it"
+        0.0025, "how far the clean score may fall; limits how far the weights move towards the trained ones"
     )
     confidence: float = option(
-        0.5, "how likely the clean score must stay within the tolerance: 0.5 is the best estimate, 0.95 is cautious"
+        0.5,
+        "how likely the clean score must be to stay within the tolerance: 0.5 is the best estimate, 0.95 is cautious",
     )
     share: float | None = option(
         None, "share of the way from the old weights to the trained ones; by default chosen on held-out seeds"

@@ -1,6 +1,6 @@
-"""Check that a folder of evidence is as it was written. It is one that `themis report RUN --evidence FOLDER` wrote.
-Each file that was changed, removed or added since is named; the exit code is then 1. Who wrote the folder is a
-question for a signature of its statement.json.
+"""Check that a folder of evidence is as it was written, by `themis report RUN --evidence FOLDER`. Each file that was
+changed, removed or added since is named, and the exit code is then 1. Only a signature of its statement.json can show
+who wrote the folder.
 
 themis verify evidence/first
 themis verify evidence/first && cosign verify-blob --bundle first.sigstore.json evidence/first/statement.json

@@ -1,6 +1,6 @@
-"""Write a configuration file and a test for your project. These are a commented themis.yaml for themis run and themis
-check, and a test file for pytest. Without --model and --data, also write model_under_test.py, a small model to replace
-with yours, so that everything runs at once. No file is ever overwritten.
+"""Write a configuration file and a test for your project. The configuration is a themis.yaml with comments, for themis
+run and themis check; the test is for pytest. Without --model and --data, also write model_under_test.py, a small model
+to replace with yours, so that everything runs at once. No file is ever overwritten.
 
 themis init
 themis init --model mine:make_net --data mine:make_data --perturb 'rain + fog'

@@ -1,7 +1,7 @@
-"""Run the paper's evaluation over many models and perturbations. It is about fault detection capability, faults, time,
-parameters, the theory and known faults. PLAN is a YAML file, by default the plan for the ten models of the paper, which
---print-plan prints. Writes evaluation.json, evaluation.md and figures. Every finished cell is stored and never run
-again: the same command with the same --out resumes. Exit code 3 if a cell failed.
+"""Run the paper's evaluation over many models and perturbations. It measures fault detection capability, faults, time,
+the effect of parameters, the theory and known faults. PLAN is a YAML file, by default the plan for the ten models of
+the paper, which --print-plan prints. Writes evaluation.json, evaluation.md and figures. Every finished cell is stored
+and never run again: the same command with the same --out resumes. Exit code 3 if a cell failed.
 
 themis evaluate --smoke
 themis evaluate --data ~/data --models lenet5-mnist --perturbations gaussian --out runs/evaluation

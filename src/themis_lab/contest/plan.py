@@ -41,7 +41,7 @@ class ContestPlan:
     inputs: int | None = option(
         None, "number of inputs that each technique chooses; by default the distinct faults that themis finds"
     )
-    most_inputs: int = option(2_000, "maximum number of inputs if it is given by the faults that themis finds")
+    most_inputs: int = option(2_000, "maximum number of inputs if it follows from the faults that themis finds")
     passes: int = option(5_000, "passes per campaign on the search seeds, including those over clean seeds")
     round_size: int = option(160, "tests per round, after which a technique learns from their outcomes")
     random_seeds: int = option(3, "how often each technique searches and trains, each time with its own random seed")
