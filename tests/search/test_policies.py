@@ -12,7 +12,7 @@ from themis.perturb import Perturbation
 from themis.search import POLICIES, choose_policy
 from themis.search.arithmetic import BORROWED_JITTER, FIRST_FAULT_BONUS, KEPT_MARGIN_OFFSET, Arithmetic
 from themis.search.kinds import ASCENT_GROUP, ASCENT_STEP, ASCENTS, TRIAL_SHARE
-from themis.search.policy import Novelty, Space
+from themis.search.policy import UNIFORM_STREAM, Novelty, Space
 from themis.search.scheduled import TESTS_PER_SEED, Scheduled
 
 pytestmark = pytest.mark.quick
@@ -191,6 +191,20 @@ def test_scheduled_ignores_the_rate_of_the_uniform_stream_and_keeps_its_faults()
     assert policy.state["faults"].tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0]
     worth = worth_of(policy, where)
     assert worth[3] < worth[2:5:2].min()  # its next fault may be the same
+
+
+@pytest.mark.parametrize("n_uniform", [5, 20, 30])
+def test_scheduled_learns_nothing_of_tests_that_a_budget_has_cut_off(n_uniform):
+    policy, where = choose_policy("scheduled"), space(n=1000)
+    policy.init(where)
+    proposed = policy.propose(np.arange(40))
+    policy.observe(proposed[:20], results(proposed[:20]))
+    assert policy.state["tests"].sum() == 20
+    number = np.arange(20, 20 + n_uniform)  # the numbers of the other 20 are given again
+    uniform = where.uniform_tests(number, UNIFORM_STREAM, number)
+    policy.observe(uniform, results(uniform))
+    assert policy.state["tests"].sum() == 20
+    assert len(policy.state["waiting"]) == max(0, 20 - n_uniform)
 
 
 def test_without_noise_scheduled_tries_every_corner_once_before_it_draws():

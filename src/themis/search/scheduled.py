@@ -97,12 +97,16 @@ class Scheduled(Policy):
         position = space.position(tests.seed)
         is_here = np.isin(state["waiting"][:, 0], tests.number)
         if is_here.any():
-            _, _, kind, spreads = state["waiting"][is_here].T
+            number, seed, kind, spreads = state["waiting"][is_here].T
             state["waiting"] = state["waiting"][~is_here]
-            kinds.count_kinds(state, space, kind.astype(np.int64))
-            own = results.was_run & (tests.kind != "redrawn")
-            if own.any():
-                self._learn(tests[own], position[own], results[own], spreads[own])
+            at = tests.number.searchsorted(number)
+            # Uniform tests may have the numbers of tests that a budget has cut off.
+            is_own = (tests.kind[at] == "redrawn") | (position[at] == seed)
+            kinds.count_kinds(state, space, kind[is_own].astype(np.int64))
+            is_own &= results.was_run[at] & (tests.kind[at] != "redrawn")
+            if is_own.any():
+                own = np.isin(np.arange(len(tests)), at[is_own])
+                self._learn(tests[own], position[own], results[own], spreads[is_own])
         if results.is_dropped is not None:
             run = results.was_run
             tests, results, position = tests[run], results[run], position[run]
