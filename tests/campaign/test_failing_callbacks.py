@@ -126,7 +126,7 @@ def test_ctrl_c_in_a_callback_stops_the_campaign_and_keeps_what_was_found(event,
 
 def test_ctrl_c_at_the_end_ends_the_callback_and_not_the_result(undisturbed):
     ended = []
-    with pytest.warns(RuntimeWarning, match="callback Bad raised KeyboardInterrupt in on_end"):
+    with pytest.warns(RuntimeWarning, match="callback Bad raised KeyboardInterrupt in on_end.*: Ctrl-C was pressed"):
         run = campaign(callbacks=[failing("on_end", KeyboardInterrupt()), SimpleNamespace(on_end=ended.append)])
     assert ended == [run]
     assert list(run.faults) == list(undisturbed.faults)

@@ -88,7 +88,11 @@ def write_at_the_same_time():
 WRONG = {
     # the folder of the results
     "out is a file": (run("--out mine.py"), 2, "out must be a folder, but mine.py is a file"),
-    "out in a file": (run("--out mine.py/here"), 3, "mine.py/here cannot be written"),
+    "out in a file": (
+        run("--out mine.py/here"),
+        3,
+        "mine.py/here cannot be written: Not a directory; choose another path",
+    ),
     "out holds a run": (run("--out done"), 2, "done already holds a run", finished_run),
     "out in use": (run("--out done"), 3, "done must have one writer, but process", write_at_the_same_time),
     "a negative number to keep": (run("--max-stored -1"), 2, "max_stored must be 0 or more, got -1"),

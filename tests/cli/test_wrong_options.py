@@ -79,6 +79,8 @@ WRONG = {
     "layers": (run("--layers conv9"), 2, "'conv9' matches none"),
     "device": (run("--device cuda:77"), 2, "--device must be usable here, but 'cuda:77' is not"),
     "device by a wrong name": (run("--device gpu"), 2, "--device must be usable here, but 'gpu' is not"),
+    "no GPU": (run("--device cuda:77"), 2, "leave it out, or pass --device cpu; themis doctor lists the devices"),
+    "theta from high to low": (run("--perturb gaussian(sigma=1:0)"), 2, "LOW not above HIGH, got 'sigma=1:0'"),
     "folder": (run("--folder nowhere"), 2, "--folder must be an existing folder, got nowhere"),
     # configuration files
     "config missing": (run("--config no.yaml"), 2, "with valid YAML, but no.yaml is not: No such file or directory"),

@@ -57,4 +57,5 @@ def test_unknown_figures_are_reported_as_unknown():
 def test_a_goal_out_of_reach_is_reported_as_such():
     _, text = shown(False, tolerance=1e-12)
     assert "the coverage goal is out of reach" in text
-    assert "to go" not in text
+    assert "to the coverage goal" not in text
+    assert "left in the budget" not in text

@@ -44,7 +44,8 @@ class Callback:
 def report_failure(callback: object, where: str, error: BaseException) -> None:
     """Warn about a callback that raised; on stderr if warnings are errors, which would stop the campaign."""
     try:
-        message = str(error) or "it has no message"
+        is_ctrl_c = isinstance(error, KeyboardInterrupt)
+        message = "Ctrl-C was pressed; what was found is kept" if is_ctrl_c else str(error) or "it has no message"
     except Exception:
         message = "it has no message"
     text = f"callback {type(callback).__name__} raised {type(error).__name__} {where}: {message}"

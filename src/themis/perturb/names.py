@@ -160,7 +160,8 @@ def _read_range(text: str, name: str) -> tuple[str, Range]:
         ends = []
     if len(ends) not in (1, 2) or not all(map(math.isfinite, ends)) or ends[0] > ends[-1]:
         raise UsageError(
-            f"theta of {name!r} must be NAME=LOW:HIGH, NAME=VALUE or NAME~DISTRIBUTION, got {text.strip()!r}"
+            f"theta of {name!r} must be NAME=LOW:HIGH, NAME=VALUE or NAME~DISTRIBUTION, with finite numbers and "
+            f"LOW not above HIGH, got {text.strip()!r}"
         )
     return theta.strip(), ends[0] if len(ends) == 1 else (ends[0], ends[1])
 

@@ -80,7 +80,8 @@ class Theta:
         lowest, highest = self.limits
         if not lowest <= value <= highest:
             raise UsageError(
-                f"theta {self.name!r} must lie in {lowest:g}..{highest:g}, got {value:g}: lower the magnitude or range"
+                f"theta {self.name!r} must lie in {lowest:g}..{highest:g}, got {value:g}: lower the magnitude, or "
+                "narrow the range"
             )
 
     def between(self, low: float, high: float) -> Theta:

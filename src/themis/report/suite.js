@@ -115,7 +115,7 @@ function drawSlices(view) {
   const rows = view.slices.map(({ member, rate, overall }) => [`${rate.column} ${rate.value}`, title(member), percent(rate.fault_rate.value), range(rate.fault_rate), percent(rate.at_least),
     percent(overall.value), whole(rate.tests)]);
   show('slices', 'Worst slices', rows.length
-    ? scrolling('Worst slices', table('Slices that fail clearly more often than all seeds under the same perturbation: the lower ends hold for all slices of one together.',
+    ? scrolling('Worst slices', table('Slices that fail clearly more often than all seeds under the same perturbation: the lower ends hold for all slices of one perturbation together.',
       ['slice', 'perturbation', 'fault rate', '95% interval', 'at least', 'all seeds', 'tests'], rows))
     : note('No slice fails clearly more often than the seeds as a whole.'));
 }

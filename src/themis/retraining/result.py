@@ -252,12 +252,14 @@ def opening(result: Retrained) -> list[str]:
 def closing(result: Retrained) -> list[str]:
     """What the numbers mean, and which model is returned."""
     n_models, model = len(result.models), result.model
+    after = f"After: the mean over {n_models:,} random seeds; the last column has least and most."
+    if n_models == 1:
+        after = "After: one training; of several, the last column has least and most."
     over = "judge seeds and trainings" if n_models > 1 else "judge seeds alone, as there is one training"
     sentences = [
-        f"After: the mean over {counted(n_models, 'random seed')}; the last column has least and most. Differences are "
-        f"paired by judge seed; their 95% intervals are over {over}; '{NO_INTERVAL}' means that all of them agree. "
-        f"Disturbed: {counted(result.plan.draws, 'uniform test')} per seed, the same for every model. The campaigns "
-        "before and after spend the same number of passes.",
+        f"{after} Differences are paired by judge seed; their 95% intervals are over {over}; '{NO_INTERVAL}' means "
+        f"that all of them agree. Disturbed: {counted(result.plan.draws, 'uniform test')} per seed, the same for every "
+        "model. The campaigns before and after spend the same number of passes.",
         f"The returned model is that of random seed {model.random_seed}, epoch {model.best}: the best on the seeds "
         "that training held out, which are not judge seeds.",
     ]

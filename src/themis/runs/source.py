@@ -398,4 +398,5 @@ def _move(target: AnyTarget, name: str) -> None:
     try:
         target.module.to(torch.device(name))
     except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"--device must be usable here, but {name!r} is not: {first_line(error)}") from error
+        remedy = "leave it out, or pass --device cpu; themis doctor lists the devices"
+        raise UsageError(f"--device must be usable here, but {name!r} is not: {first_line(error)}; {remedy}") from error

@@ -274,16 +274,16 @@ def _gains(retraining: list[Record]) -> Iterator[Claim]:
         f"{chooser} regains in every cell and leads in most comparisons, with intervals above 0; in part, it regains "
         "in every cell, with intervals above 0; undecided, if it regains in every cell, but not all intervals are "
         "above 0",
-        f"With {_count_trainings(retraining)} trainings per technique, the interval of the gain of {chooser} "
+        f"With {_count_trainings(retraining)} per technique, the interval of the gain of {chooser} "
         f"is above 0 in {sum(is_sure)} of {counted(len(own), 'cell')}, and that of its lead over a baseline in "
         f"{sum(leads)} of {counted(len(leads), 'comparison')}.",
     )
 
 
 def _count_trainings(retraining: list[Record]) -> str:
-    """The number of trainings per technique, such as 5, or 3 to 5 if cells differ."""
+    """The number of trainings per technique, such as "5 trainings", or "3 to 5 trainings" if cells differ."""
     counts = {int(standing["n_runs"]) for record in retraining for standing in record["standings"]}
-    return " to ".join(map(str, sorted({min(counts), max(counts)})))
+    return f"{min(counts)} to {max(counts)} trainings" if len(counts) > 1 else counted(max(counts), "training")
 
 
 def _time(done: list[Record]) -> Iterator[Claim]:

@@ -32,9 +32,9 @@ def test_a_line_of_progress_says_what_is_within_reach():
     assert round_line(replace(ROUND, reachable_faults=None)) == "100.0%, 412 distinct faults, 5,000 tests, 2,500/s"
 
 
-def test_no_more_tests_are_to_go_than_the_budget_has_left():
+def test_a_forecast_beyond_the_budget_gives_way_to_what_the_budget_has_left():
     open_ = replace(ROUND, coverage=replace(COVERED, forecast=190_000))
-    assert round_line(open_).endswith("2,500/s, about 190,000 to go")
-    assert round_line(open_, max_tests=500_000).endswith("2,500/s, about 190,000 to go")
-    assert round_line(open_, max_tests=6500).endswith("2,500/s, 1,500 to go")
+    assert round_line(open_).endswith("2,500/s, about 190,000 to the coverage goal")
+    assert round_line(open_, max_tests=500_000).endswith("2,500/s, about 190,000 to the coverage goal")
+    assert round_line(open_, max_tests=6500).endswith("2,500/s, 1,500 left in the budget")
     assert round_line(open_, max_tests=5000).endswith("2,500/s")

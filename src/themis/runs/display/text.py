@@ -192,12 +192,13 @@ def round_line(
 ) -> str:
     """The progress after a round; `is_share`: whether the score of the criterion is a share.
 
-    The tests to go are those forecast for the coverage goal, or those left in the budget `max_tests` if they are fewer.
+    It ends with the tests forecast for the coverage goal, or those left in the budget `max_tests` if they are fewer.
+    The campaign goes on after the coverage goal if much is left to find.
     """
     forecast = round.coverage.forecast if covers_neurons else None
-    more = "" if not forecast or forecast >= UNREACHABLE_TESTS else f", {about(forecast)} to go"
+    more = "" if not forecast or forecast >= UNREACHABLE_TESTS else f", {about(forecast)} to the coverage goal"
     if forecast and max_tests is not None and forecast > (left := max_tests - round.tests):
-        more = f", {left:,} to go" if left > 0 else ""
+        more = f", {left:,} left in the budget" if left > 0 else ""
     score = round.criterion_score
     reachable = round.reachable_faults
     reach = f" of about {reachable.value:,.0f}" if reachable is not None and round.distinct_faults else ""

@@ -190,6 +190,8 @@ def _remedy(error: OSError | sqlite3.Error, is_run: bool) -> str:
         return f"free some space{', or lower max_stored' if is_run else ''}{safe}"
     if number in (errno.EROFS, errno.EACCES, errno.EPERM) or "readonly" in text or "unable to open" in text:
         return "choose a folder that you may write to"
+    if number in (errno.ENOENT, errno.ENOTDIR) and not is_run:
+        return "choose another path"
     return f"check the disk{safe}"
 
 
