@@ -131,6 +131,13 @@ def test_the_users_configuration_is_safe(here, capsys):
     assert files(here) == before
 
 
+def test_resume_does_not_read_a_summary_that_is_a_pipe(here, capsys):
+    (here / "run/summary.json").unlink()
+    os.mkfifo(here / "run/summary.json")
+    assert main(["resume", "run", "--max-tests", "400", "--quiet"]) == 3
+    assert "summary.json is damaged: it is a pipe" in capsys.readouterr().err
+
+
 def test_resume_with_a_lower_limit_leaves_the_run_as_it_is(here, capsys):
     before = files(here / "run")
     for words in (["--max-tests", "100"], [], ["--json"]):

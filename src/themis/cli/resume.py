@@ -62,11 +62,11 @@ def execute(arguments: CommandLine) -> int:
     limits = fields_of(Settings, arguments.given)
     callbacks = [*progress_callbacks(arguments), *trackers]
     summary = Path(arguments.run) / "summary.json"
-    before_resume = summary.read_bytes() if summary.exists() else None
+    written_at = summary.stat().st_mtime_ns if summary.exists() else None  # it may be a pipe, which must not be read
     result = resume(
         arguments.run, origin=origin, trust=arguments.trust or False, callbacks=callbacks, executor=executor, **limits
     )
-    is_unchanged = before_resume is not None and summary.exists() and before_resume == summary.read_bytes()
+    is_unchanged = written_at is not None and summary.exists() and summary.stat().st_mtime_ns == written_at
     if is_unchanged and not arguments.is_silent:
         print_text(f"The run had already ended and was left unchanged. {result.stop} {RESUME_REMEDY}")
     return finish(result, arguments, out=arguments.run, trackers=trackers, gates=gates, writes_report=not is_unchanged)
