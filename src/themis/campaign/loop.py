@@ -112,8 +112,9 @@ def _checkpoint(setup: Setup, state: State) -> Checkpoint:
 def _propose(setup: Setup, state: State) -> None:
     """Propose the tests that are due.
 
-    At first, the policy learns the results of its last tests before it proposes the next ones. Later, it proposes those
-    when the last ones begin, from the results of the ones before: the next tests are then known while these run.
+    Early in a campaign, the policy learns the results of a portion before it proposes the next one. From `AHEAD_FROM`
+    tests on, it proposes the next portion when the current one starts, using only the results of earlier portions, so
+    that the next tests are ready while the current ones run.
     """
     while True:
         first = state.tally.tests + state.n_pending
@@ -141,7 +142,7 @@ def _propose(setup: Setup, state: State) -> None:
 
 
 def _observe(state: State, *, is_ahead: bool) -> None:
-    """Let the policy learn from the tests that have been run; if it is ahead, not from those proposed last."""
+    """Let the policy learn from tests that have been run, but if it is ahead, not from the portion proposed last."""
     while (left := state.proposals) and not left[0].n_pending and not (is_ahead and left[0].number == left[-1].number):
         proposal = left.pop(0)
         if len(proposal.tests):  # else a budget has cut them off
@@ -388,7 +389,7 @@ FIRST_PORTION, EARLY_PORTION, PORTION_SHARE = 16, 128, 16
 """Tests that a policy proposes before it learns their results: at first 16, then as many as have been run, up to 128;
 once it proposes ahead, a chunk, and then a sixteenth of the tests run so far, in powers of 2."""
 AHEAD_FROM = 2560
-"""From this test on, the policy proposes ahead, see `_propose`. Earlier tests teach it too much to go without them."""
+"""From this test on, the policy proposes ahead, see `_propose`. Before that, it learns too much from each portion."""
 LAST_STAGE = 512
 """Up to this number of tests, both streams take short turns, and the policy learns from the uniform tests at once."""
 
